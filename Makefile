@@ -1,0 +1,41 @@
+# Every target sets itself up: a machine with Python >= 3.11 and make needs no other step.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+PEERS := build/peers
+
+.PHONY: run test lint bench bench-replay clean
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install -q -e . --group dev
+	touch $@
+
+run: $(STAMP)
+	$(BIN)/warmroute demo
+
+test: $(STAMP) lint
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/mypy
+
+$(PEERS)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q --upgrade "pip>=25.1"
+	$(PEERS)/bin/python -m pip install -q --group peers
+	touch $@
+
+bench: $(STAMP) $(PEERS)/.ready
+	$(BIN)/python -m tests.bench --peers $(PEERS)/bin/python
+
+bench-replay: $(STAMP)
+	$(BIN)/python -m tests.bench.replay
+
+clean:
+	rm -rf $(VENV) build
