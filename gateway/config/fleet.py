@@ -1,0 +1,150 @@
+"""The sections that describe the fleet: models, backends, and which policy routes what."""
+
+import difflib
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr
+
+from backends.engine.setups import SETUPS
+from gateway.config.fields import (
+    BackendUrl,
+    Count,
+    ExistingFile,
+    ModelName,
+    Name,
+    Seconds,
+    SecondsOrZero,
+    Secret,
+    SecretFile,
+    Section,
+    fault,
+)
+
+COMMENTED: Final[dict[str, JsonValue]] = {"commented": True}
+"""In full.yaml only as a comment: it would contradict the rest of the example entry."""
+
+
+def _setup(value: str) -> str:
+    if value not in SETUPS:
+        near = difflib.get_close_matches(value, SETUPS, 1)
+        raise fault("no such set-up", f"did you mean {near[0]}?" if near else f"one of: {', '.join(SETUPS)}")
+    return value
+
+
+class Model(Section):
+    """How prompts of one model are turned into block keys. A model that is not listed is encoded as bytes."""
+
+    name: ModelName = Field(description="As clients send it in `model`.", examples=["llama-3.1-8b"])
+    aliases: tuple[ModelName, ...] = Field(default=(), description="Further names of the same model.")
+    encoding: Literal["bytes", "tokens"] = Field(
+        default="bytes",
+        description="bytes: from the text, no files needed. tokens: exact, with the model's own tokenizer.",
+    )
+    tokenizer: ExistingFile | None = Field(
+        default=None,
+        description="tokenizer.json of the model, relative to this file. Needed by encoding: tokens.",
+        examples=["tokenizer.json"],
+    )
+    chat_template: ExistingFile | None = Field(
+        default=None,
+        description="Its chat template (Jinja), relative to this file. Without it chats are routed by load.",
+        examples=["chat_template.jinja"],
+    )
+    block_size: Annotated[int, Field(ge=1, le=4096)] = Field(
+        default=16,
+        description="Tokens per block, as the engine caches them. Only with encoding: tokens.",
+        json_schema_extra=COMMENTED,
+    )
+    prefill_s_per_token: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=2.2e-5, description="Start value: prefill seconds per uncached token. Then learned per backend."
+    )
+    prefill_s_per_token2: Annotated[float, Field(ge=0, le=1e-3)] = Field(
+        default=9e-10, description="Start value: prefill seconds per uncached token and token of context before it."
+    )
+
+
+class Backend(Section):
+    """One engine endpoint."""
+
+    name: Name = Field(description="Unique; stands in logs, metrics and headers.", examples=["gpu-1"])
+    url: BackendUrl = Field(description="Scheme, host and port.", examples=["http://127.0.0.1:8100"])
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = Field(
+        default=None, description="Models it serves. Unset: asked from its /v1/models.", examples=[["llama-3.1-8b"]]
+    )
+    engine: Literal["auto", "vllm", "sglang", "openai"] = Field(
+        default="auto",
+        description="auto finds out from its /metrics. openai: any other server with that API, no load figures.",
+    )
+    api_key: Secret = Field(
+        default=None,
+        description="Sent to it as bearer token. Unset: no credential is sent, never the client's.",
+        examples=["${GPU_1_KEY}"],
+    )
+    api_key_file: SecretFile = Field(default=None, description="The same from a file.", examples=["/run/secrets/gpu-1"])
+    ca_file: ExistingFile | None = Field(
+        default=None,
+        description="CA certificates (PEM) for its https url. Unset: those of the system.",
+        examples=["ca.pem"],
+    )
+    tls_verify: bool = Field(default=True, description="false accepts any certificate.")
+    capacity_tokens: Count | None = Field(
+        default=None, description="Size of its KV cache. Unset: as the engine reports it.", examples=[450_000]
+    )
+    prefill_cap_tokens: Count | None = Field(
+        default=None,
+        description="Its long-prefill cap per step (vLLM: --long-prefill-token-threshold). Unset: none.",
+        examples=[2048],
+    )
+    scheduling: Literal["fcfs", "priority"] = Field(
+        default="fcfs", description="As the engine runs (vLLM: --scheduling-policy)."
+    )
+    setup: Annotated[str, AfterValidator(_setup)] | None = Field(
+        default=None,
+        description=f"Start values of prefill times from a known set-up, before the model's: {', '.join(SETUPS)}.",
+        examples=["llama-3.1-8b"],
+    )
+
+    @property
+    def credential(self) -> SecretStr | None:
+        """What goes upstream as bearer token."""
+        return self.api_key or self.api_key_file
+
+
+PolicyName = Literal[
+    "warm", "round_robin", "random", "least_requests", "power_of_two", "session_hash", "longest_prefix", "lmetric"
+]
+
+
+class Policy(Section):
+    """A routing policy and its parameters. All parameters are of `warm`."""
+
+    name: PolicyName = Field(
+        default="warm",
+        description="warm, round_robin, random, least_requests, power_of_two, session_hash, longest_prefix or lmetric.",
+    )
+    crowd_s: Annotated[SecondsOrZero, Field(le=10)] = Field(
+        default=0.02, description="Cost in seconds of each decoding neighbour."
+    )
+    displace_threshold: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.8,
+        description="Share of a backend's KV cache from which on the caches of live sessions are worth sparing.",
+    )
+    live_window_s: Seconds = Field(
+        default=300.0, description="A session is live for this long after its last request. The same on all routes."
+    )
+
+
+def _policy(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Route(Section):
+    """Which policy places the requests for which models. The first route that matches counts."""
+
+    name: Name = Field(description="Unique; the route label of metrics.", examples=["default"])
+    models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = Field(
+        default=None, description="Models it is for, by name or alias. Unset: all.", examples=[["llama-3.1-8b"]]
+    )
+    policy: Annotated[Policy, BeforeValidator(_policy)] = Field(
+        default=Policy(), description="A name, or a name with parameters."
+    )

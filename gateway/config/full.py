@@ -1,0 +1,91 @@
+"""configs/full.yaml, written from the models: every knob, its default and what it is for.
+
+python -m gateway.config.full            prints it
+python -m gateway.config.full FILE       writes it
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import PydanticUndefined
+
+from gateway.config.fleet import COMMENTED
+from gateway.config.root import Config
+from gateway.config.schema import is_list, section_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
+
+    from gateway.config.fields import Section
+
+_WIDTH: Final = 100
+_HEAD: Final = """\
+# Every knob of warmroute with its default. Written by `python -m gateway.config.full` from the models.
+# A config needs none of it but backends. Lines that start with `# key:` show optional knobs that are unset.
+# Secrets are read from the environment (${NAME}) or from files; relative files are taken from this file's folder.
+"""
+
+
+def render() -> str:
+    lines = [_HEAD.rstrip()]
+    for key, info in Config.model_fields.items():
+        section = section_of(info.annotation)
+        if section is not None:
+            lines += ["", *_comment(info.description or section.__doc__ or "", ""), f"{key}:"]
+            lines += _entry(section) if is_list(info.annotation) else _keys(section, "  ")
+    return "\n".join(lines) + "\n"
+
+
+def _entry(section: type[Section]) -> Iterator[str]:
+    """One example entry of a list: the dash goes before its first key."""
+    first = True
+    for line in _keys(section, "    "):
+        comment = line.lstrip().startswith("#")
+        yield f"  {'' if comment else '- '}{line[4:]}" if first else line
+        first = first and comment
+
+
+def _keys(section: type[Section], indent: str) -> Iterator[str]:
+    for key, info in section.model_fields.items():
+        below = section_of(info.annotation)
+        yield from _comment(info.description or "", indent)
+        if below is not None:
+            yield f"{indent}{key}:"
+            yield from _keys(below, f"{indent}  ")
+        else:
+            value, optional = _value(info)
+            yield f"{indent}{'# ' if optional else ''}{key}: {_scalar(value)}"
+
+
+def _value(info: FieldInfo) -> tuple[Any, bool]:
+    """(what to show, whether only as a comment)."""
+    if info.default is None or info.default is PydanticUndefined:
+        return (info.examples or [""])[0], info.default is None
+    return info.default, info.json_schema_extra == COMMENTED
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_scalar, value))}]"
+    return str(value)
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    return [f"{indent}# {line}" for line in textwrap.wrap(text, _WIDTH - len(indent))]
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    else:
+        sys.stdout.write(render())
