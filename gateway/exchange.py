@@ -1,0 +1,338 @@
+"""The life of one request on a hot route, from its last body byte to the last byte of its answer.
+
+It is the sink of the backend's response and the request cycle that uvicorn's protocol sees. Callbacks only; no task,
+unless the prompt is encoded off the loop. Invariants: the lease ends in every outcome; nothing is sent to the client
+before the backend's head is known; another backend is tried only while nothing was sent (O16); once the head is out,
+a failure is told in band or by closing the connection, never by a clean end (O15).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from backends.transport import UpstreamRequest
+from gateway.body import check_content_type
+from gateway.headers import error_body, error_event, response_head, trailer_lines, upstream_header_lines
+from gateway.observe import Blind, Observer, StreamObserver, observer_for
+from gateway.router import Prepared
+from vocabulary.errors import (
+    GatewayError,
+    RequestFailed,
+    UpstreamConnectError,
+    UpstreamConnectTimeout,
+    UpstreamError,
+    UpstreamTruncated,
+)
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable
+
+    from backends.transport import Call, Headers, ResponseHead
+    from gateway.app import Gateway
+    from gateway.hot import HotProtocol
+    from gateway.metrics import Phase, RetryReason
+    from gateway.router import Placement
+
+_LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+def _retry_reason(error: UpstreamError) -> RetryReason:
+    if isinstance(error, UpstreamConnectTimeout):
+        return "connect_timeout"
+    return "connect" if isinstance(error, UpstreamConnectError) else "reset"
+
+
+class Exchange:
+    __slots__ = (
+        "_attempt",
+        "_body",
+        "_call",
+        "_chunked",
+        "_gateway",
+        "_head_sent",
+        "_last_data_s",
+        "_observer",
+        "_placement",
+        "_prepared",
+        "_preparing",
+        "_protocol",
+        "_request_id",
+        "_status",
+        "_streaming",
+        "_tried",
+        "body_complete",
+        "disconnected",
+        "expect_continue",
+        "headers",
+        "http10",
+        "keep_alive",
+        "response_complete",
+        "route",
+        "size",
+        "target",
+        "turn",
+    )
+
+    def __init__(self, gateway: Gateway, protocol: HotProtocol, route: str, target: bytes, headers: Headers) -> None:
+        self._gateway = gateway
+        self._protocol = protocol
+        self.route = route
+        self.target = target
+        self.headers = headers
+        self.http10 = False
+        self.keep_alive = True
+        self.expect_continue = False
+        self.turn = False
+        """Earlier requests of the connection are answered."""
+        self.body_complete = False
+        self.size = 0
+        self._body: list[bytes] = []
+        self.response_complete = False
+        self.disconnected = False
+        self._prepared: Prepared | None = None
+        self._preparing: asyncio.Task[None] | None = None
+        self._placement: Placement | None = None
+        self._call: Call | None = None
+        self._attempt = 0
+        self._tried: frozenset[int] = frozenset()
+        self._head_sent = False
+        self._chunked = False
+        self._status = 0
+        self._observer: Observer = Blind()
+        self._request_id = b""
+        self._streaming = False
+        self._last_data_s = 0.0
+
+    # What uvicorn's protocol touches on its cycle.
+
+    @property
+    def message_event(self) -> Exchange:
+        return self
+
+    def set(self) -> None:
+        pass
+
+    # The request.
+
+    def add_body(self, data: bytes) -> None:
+        self.size += len(data)
+        if self.size <= self._gateway.limits.max_body_bytes:
+            self._body.append(data)
+        else:
+            self._body.clear()  # counted on, but not kept
+
+    def begin(self) -> None:
+        """The body is complete and it is this request's turn on the connection."""
+        gateway = self._gateway
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body = [body]
+        try:
+            self._request_id = gateway.request_ids.take(self.headers)
+            gateway.limits.check_body_size(self.size)
+            check_content_type(next((value for name, value in self.headers if name == b"content-type"), None))
+            prepared = gateway.router.prepare(self.route, body, self.headers)
+            if isinstance(prepared, Prepared):
+                self._dispatch(prepared)
+            else:
+                self._preparing = gateway.spawn(self._dispatch_later(prepared))
+        except RequestFailed as error:
+            self.refuse(error)
+        except Exception as error:
+            self._broken(error)
+
+    async def _dispatch_later(self, preparing: Awaitable[Prepared]) -> None:
+        try:
+            prepared = await preparing
+            self._preparing = None
+            if not self.disconnected:
+                self._dispatch(prepared)
+        except RequestFailed as error:
+            self.refuse(error)
+        except Exception as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """A fault of ours: told by its class only, and this request's alone."""
+        self._gateway.log.error("request_failed", error=type(error).__name__, route=self.route)
+        self.refuse(RequestFailed("the gateway failed to handle this request"))
+
+    def _dispatch(self, prepared: Prepared) -> None:
+        """Choose, reserve and send. Raises GatewayError where no backend is left."""
+        gateway = self._gateway
+        self._prepared = prepared
+        placement = gateway.router.place(prepared, self._attempt, self._tried)
+        self._placement = placement
+        instance = placement.lease.instance
+        self._tried |= {instance.id}
+        self._attempt += 1
+        lines = upstream_header_lines(self.headers, self._request_id)
+        request = UpstreamRequest(b"POST", self.target, lines, self._body[0])
+        self._call = instance.backend.upstream.send(request, self)
+        if self._protocol.flow.write_paused:  # by answers before this one
+            self._call.pause()
+
+    def _try_another(self, reason: RetryReason) -> bool:
+        """Place the request again; False where the attempts or the backends are used up."""
+        if self._attempt >= self._gateway.limits.max_attempts or self._prepared is None:
+            return False
+        try:
+            self._dispatch(self._prepared)
+        except GatewayError:
+            return False
+        self._gateway.metrics.retry(reason).value += 1
+        return True
+
+    # The response: sink of the upstream.
+
+    def on_head(self, head: ResponseHead, data: bytes) -> None:
+        gateway = self._gateway
+        placement, call = self._placement, self._call
+        assert placement is not None
+        assert call is not None
+        status = head.status
+        failed = status >= 500
+        gateway.router.answered(placement, failed=failed)
+        if failed and status in gateway.limits.retry_statuses and self._try_another("status"):
+            call.cancel()
+            gateway.router.abandon(placement)
+            return
+        self._status = status
+        self._observer = observer = observer_for(head)
+        self._streaming = isinstance(observer, StreamObserver)
+        self._head_sent = True
+        own = b"x-request-id: %b\r\n%b" % (self._request_id, placement.header_lines)
+        text = response_head(status, head.headers, own, self._framing(head))
+        if data:
+            text += b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        self._protocol.transport.write(text)
+        if data:
+            self._watch(data)
+
+    def _framing(self, head: ResponseHead) -> bytes:
+        """Decides how the body reaches the client, and the header lines that say so."""
+        length = head.content_length
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif head.status in (204, 304):
+            framing = b""
+        elif self.http10:
+            framing = b""
+            self.keep_alive = False
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+            self._chunked = True
+        return framing if self.keep_alive else framing + b"connection: close\r\n"
+
+    def on_data(self, data: bytes) -> None:
+        if self._chunked:
+            self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            self._protocol.transport.write(data)
+        self._watch(data)
+
+    def _watch(self, data: bytes) -> None:
+        """After the bytes have gone on: times and usage."""
+        if self._streaming:
+            placement = self._placement
+            assert placement is not None
+            now_s = self._gateway.clock()
+            if self._last_data_s:
+                placement.metrics.gap.observe(now_s - self._last_data_s)
+            else:
+                self._gateway.router.first_token(placement, now_s)
+            self._last_data_s = now_s
+        self._observer.feed(data)
+
+    def on_end(self, trailers: Headers) -> None:
+        self._call = None
+        self._observer.finish()
+        if self._chunked:
+            lines = trailer_lines(trailers) if trailers else b""
+            self._protocol.transport.write(b"0\r\n" + lines + b"\r\n" if lines else _LAST_CHUNK)
+        observer = self._observer
+        if self._status == 200 and not observer.done:
+            assert self._placement is not None
+            self._placement.metrics.without_done.value += 1  # passed as it came; who watches shall know
+        self._finish()
+
+    def on_error(self, error: UpstreamError) -> None:
+        gateway = self._gateway
+        placement = self._placement
+        assert placement is not None
+        self._call = None
+        gateway.router.failed(placement, error)
+        if not self._head_sent:
+            gateway.router.abandon(placement)
+            if not (error.retryable and self._try_another(_retry_reason(error))):
+                self.refuse(error)
+            return
+        placement.metrics.truncated.value += 1
+        if self._streaming and self._chunked:
+            if not isinstance(error, UpstreamTruncated):
+                error = UpstreamTruncated(str(error))
+            event = error_event(error)
+            if not self._observer.at_boundary:
+                event = b"\n\n" + event
+            self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(event), event) + _LAST_CHUNK)
+        else:
+            self.keep_alive = False
+        self._finish(truncated=True)
+
+    # The end.
+
+    def refuse(self, error: RequestFailed) -> None:
+        """Answer with a JSON error; the connection stays usable."""
+        if self.disconnected or self._head_sent:
+            return
+        self._head_sent = True
+        self._request_id = self._request_id or self._gateway.request_ids.take(self.headers)
+        self._status = error.status
+        body = error_body(error)
+        lines = [b"content-type: application/json\r\nx-request-id: ", self._request_id, b"\r\n"]
+        if isinstance(error, GatewayError):
+            lines.append(b"retry-after: %d\r\n" % error.retry_after_s)
+        framing = b"content-length: %d\r\n" % len(body)
+        if not self.keep_alive:
+            framing += b"connection: close\r\n"
+        self._protocol.transport.write(response_head(error.status, (), b"".join(lines), framing) + body)
+        self._finish()
+
+    def _finish(self, *, truncated: bool = False) -> None:
+        placement, self._placement = self._placement, None
+        gateway = self._gateway
+        if placement is not None:
+            gateway.router.settle(placement, None if truncated else self._observer.usage, self._observer.chunks)
+        gateway.count_request(self._prepared, placement, self._status)
+        self._body.clear()
+        self.response_complete = True
+        protocol = self._protocol
+        if not self.keep_alive and self.body_complete:
+            protocol.transport.close()
+        protocol.exchange_done(self)
+
+    def client_gone(self) -> None:
+        """The client's connection is closed: stop the backend at once, in whatever phase (O01, O02, O03)."""
+        if self.disconnected or self.response_complete:
+            return
+        self.disconnected = True
+        call, self._call = self._call, None
+        if call is not None:
+            call.cancel()
+        if self._preparing is not None:
+            self._preparing.cancel()
+        placement, self._placement = self._placement, None
+        phase: Phase = "stream" if self._head_sent else "wait" if placement is not None else "route"
+        if placement is not None:
+            self._gateway.router.abandon(placement, cancelled=True)
+        self._gateway.count_cancelled(self._prepared, phase)
+        self._body.clear()
+
+    def pause(self) -> None:
+        """The client does not read: neither do we."""
+        if self._call is not None:
+            self._call.pause()
+
+    def resume(self) -> None:
+        if self._call is not None:
+            self._call.resume()

@@ -1,0 +1,95 @@
+"""What the gateway keeps per instance beside its load: the prefill fit, the index holder's size, the metrics handle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prefix_index.protocol import Holder
+from routing import DEFAULT_P, DEFAULT_Q, PrefillFit
+from vocabulary import Trust
+
+if TYPE_CHECKING:
+    from backends.instance import Instance
+    from gateway.metrics import BackendMetrics, Metrics
+    from gateway.sessions import SessionStore
+    from prefix_index.protocol import PrefixIndex
+    from vocabulary import InstanceId
+
+_SHRINK: Final = 0.97
+_GROW: Final = 1.002
+_LEAST: Final = 0.2
+
+
+class InstanceState:
+    """`capacity_factor` corrects the assumed size of the instance's cache by what it reports: an index that assumes
+    three times too much ruins every rule that trusts it."""
+
+    __slots__ = ("capacity_factor", "fit", "holder", "instance", "metrics", "tokens_per_block", "trust")
+
+    def __init__(self, instance: Instance, metrics: BackendMetrics, fit: PrefillFit) -> None:
+        self.instance = instance
+        self.metrics = metrics
+        self.fit = fit
+        self.holder = Holder(instance.id)
+        self.trust = Trust.ESTIMATED
+        self.capacity_factor = 1.0
+        self.tokens_per_block = 0.0
+        """Engine tokens in one index block, of the last request placed here."""
+
+    def capacity_blocks(self) -> int | None:
+        capacity = self.instance.backend.capacity_tokens
+        if capacity is None or not self.tokens_per_block:
+            return None
+        return max(1, int(capacity * self.capacity_factor / self.tokens_per_block))
+
+
+class FleetState:
+    """Hears from the registry when instances begin and end; forgets all that was known of one that ended."""
+
+    def __init__(self, index: PrefixIndex, sessions: SessionStore, metrics: Metrics) -> None:
+        self._index = index
+        self._sessions = sessions
+        self._metrics = metrics
+        self._states: dict[InstanceId, InstanceState] = {}
+
+    def of(self, instance: Instance) -> InstanceState:
+        return self._states[instance.id]
+
+    def instance_started(self, instance: Instance) -> None:
+        spec = instance.backend.spec
+        fit = PrefillFit(spec.prefill_s_per_token or DEFAULT_P, spec.prefill_s_per_token2 or DEFAULT_Q)
+        self._states[instance.id] = InstanceState(instance, self._metrics.backend(spec.name), fit)
+
+    def instance_retired(self, instance: Instance) -> None:
+        self._states.pop(instance.id, None)
+        self._index.clear(instance.id)
+        self._index.set_capacity(Holder(instance.id), None)
+        self._sessions.forget_instance(instance.id)
+
+    def load_changed(self, instance: Instance) -> None:
+        state = self._states.get(instance.id)
+        if state is not None:
+            self._resize(state)
+
+    def use_block_size(self, state: InstanceState, tokens_per_block: float) -> None:
+        """Sizes are in tokens, the index counts blocks: follow a token ratio that is being learned (within 5%)."""
+        if abs(tokens_per_block - state.tokens_per_block) > 0.05 * state.tokens_per_block:
+            state.tokens_per_block = tokens_per_block
+            self._resize(state)
+
+    def reported(self, state: InstanceState, predicted_tokens: float, cached_tokens: float) -> None:
+        """The engine said how much of a prompt it had cached: a miss shrinks the assumed cache, hits let it grow
+        back.
+        """
+        if predicted_tokens <= 0:
+            return
+        before = state.capacity_factor
+        if cached_tokens < 0.5 * predicted_tokens:
+            state.capacity_factor = max(_LEAST, before * _SHRINK)
+        else:
+            state.capacity_factor = min(1.0, before * _GROW)
+        if state.capacity_factor != before:
+            self._resize(state)
+
+    def _resize(self, state: InstanceState) -> None:
+        self._index.set_capacity(state.holder, state.capacity_blocks())

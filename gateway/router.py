@@ -1,0 +1,412 @@
+"""From a request body to a place on a backend, and what is learned from how it went.
+
+The order of one request: `prepare` (parse, identify, encode), `place` (match, decide, lease: one synchronous step, so
+that the next choice sees this one), then `answered`, `first_byte`, and exactly one of `settle` and `abandon`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gateway import session_id
+from gateway.body import Body, parse_body
+from prefix_index.encoding.protocol import Encoded, Namespace, Prompt
+from prefix_index.encoding.ratio import DEFAULT_BYTES_PER_TOKEN
+from routing import Candidate, Decision, Facts, decide, prefill_s
+from vocabulary import BlockKeys, Kind, TenantId
+from vocabulary.errors import NoBackendAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Sequence
+
+    from backends.backend import Backend
+    from backends.instance import Lease
+    from backends.registry import Registry
+    from backends.transport import Headers
+    from gateway.fleet import FleetState, InstanceState
+    from gateway.metrics import BackendMetrics, Metrics, ModelMetrics
+    from gateway.models import Model, Models
+    from gateway.observe import Usage
+    from gateway.sessions import SessionStore
+    from prefix_index.protocol import Holder, PrefixIndex
+    from vocabulary import SessionKey
+    from vocabulary.errors import UpstreamError
+
+_NO_KEYS: Final = BlockKeys(b"")
+_EVERYONE: Final = TenantId("")
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What routing knows of a request before it looks at the fleet."""
+
+    route: str
+    """The endpoint: `chat` or `completions`."""
+    served_as: str
+    """The model's name as the request has it."""
+    model: Model
+    streams: bool
+    session: SessionKey | None
+    lineage: bool
+    """The session was found (or begun) by its prompt, not by an id."""
+    keys: BlockKeys
+    prompt_id: int
+    units: int
+    prompt_tokens: float
+    tokens_per_block: float
+    matched: bool
+
+
+class Placement:
+    """One attempt's place: the decision, the lease, and what to tell and to learn."""
+
+    __slots__ = (
+        "decision",
+        "header_lines",
+        "held_blocks",
+        "lease",
+        "metrics",
+        "model_metrics",
+        "open",
+        "prepared",
+        "sent_s",
+        "state",
+        "unqueued",
+    )
+
+    def __init__(
+        self, prepared: Prepared, decision: Decision, lease: Lease, state: InstanceState, sent_s: float
+    ) -> None:
+        self.prepared = prepared
+        self.decision = decision
+        self.lease = lease
+        self.state = state
+        self.metrics: BackendMetrics = state.metrics
+        self.model_metrics: ModelMetrics = state.metrics.model(prepared.model.name)
+        self.sent_s = sent_s
+        self.open = True
+        self.unqueued = False
+        """Nothing waited there before it: its time to first token is its prefill."""
+        self.held_blocks = 0
+        """Blocks of the prompt that the index believed there before this request."""
+        self.header_lines = b""
+
+
+class Router:
+    def __init__(
+        self,
+        registry: Registry,
+        models: Models,
+        index: PrefixIndex,
+        sessions: SessionStore,
+        fleet: FleetState,
+        metrics: Metrics,
+        secret: bytes,
+        clock: Callable[[], float],
+        *,
+        use_lineage: bool,
+        decision_headers: bool,
+        on_health: Callable[[Backend], None],
+    ) -> None:
+        self._registry = registry
+        self._models = models
+        self._index = index
+        self._sessions = sessions
+        self._fleet = fleet
+        self._metrics = metrics
+        self._secret = secret
+        self._clock = clock
+        self._use_lineage = use_lineage
+        self._decision_headers = decision_headers
+        self._on_health = on_health
+
+    # Before the fleet.
+
+    def prepare(self, route: str, raw_body: bytes, headers: Headers) -> Prepared | Awaitable[Prepared]:
+        """Raises ClientError or GatewayError. An awaitable where the prompt is encoded off the event loop."""
+        body = parse_body(raw_body)
+        served_as, model = self._models.resolve(body.model)
+        encoded: Encoded | Awaitable[Encoded | None] | None = None
+        if not body.own_template:
+            salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
+            prompt = Prompt(
+                messages=bytes(body.messages) if body.messages and route == "chat" else None,
+                prompt=bytes(body.prompt) if body.prompt and route == "completions" else None,
+                tools=bytes(body.tools) if body.tools else None,
+                template_arguments=bytes(body.chat_template_kwargs) if body.chat_template_kwargs else None,
+            )
+            try:
+                encoded = model.encoder.encode(prompt, Namespace(model.name, cache_salt=salt))
+            except Exception:  # a fault of the encoder costs the prediction, not the request
+                self._metrics.encode_fallback("error").value += 1
+        if encoded is None or isinstance(encoded, Encoded):
+            return self._prepared(route, served_as, model, body, headers, len(raw_body), encoded)
+        return self._prepare_later(route, served_as, model, body, headers, len(raw_body), encoded)
+
+    async def _prepare_later(
+        self,
+        route: str,
+        served_as: str,
+        model: Model,
+        body: Body,
+        headers: Headers,
+        size: int,
+        encoding: Awaitable[Encoded | None],
+    ) -> Prepared:
+        encoded = None
+        try:
+            encoded = await encoding
+        except Exception:
+            self._metrics.encode_fallback("error").value += 1
+        return self._prepared(route, served_as, model, body, headers, size, encoded)
+
+    def _prepared(
+        self,
+        route: str,
+        served_as: str,
+        model: Model,
+        body: Body,
+        headers: Headers,
+        size: int,
+        encoded: Encoded | None,
+    ) -> Prepared:
+        if encoded is None:
+            keys, units, block_units, prompt_id = _NO_KEYS, 0, 0, 0
+            # nothing could be read of it: the length of the body is the best guess, in bytes
+            prompt_tokens = size / DEFAULT_BYTES_PER_TOKEN
+        else:
+            keys, units, block_units = encoded.keys, encoded.units, encoded.block_units
+            prompt_id = encoded.prompt_id
+            prompt_tokens = model.tokens(units)
+        session, lineage = self._session(body, headers, encoded)
+        return Prepared(
+            route=route,
+            served_as=served_as,
+            model=model,
+            streams=body.streams,
+            session=session,
+            lineage=lineage,
+            keys=keys,
+            prompt_id=prompt_id,
+            units=units,
+            prompt_tokens=prompt_tokens,
+            tokens_per_block=model.tokens(block_units),
+            matched=encoded is not None,
+        )
+
+    def _session(self, body: Body, headers: Headers, encoded: Encoded | None) -> tuple[SessionKey | None, bool]:
+        raw_id = session_id.from_headers(headers) or session_id.from_body(
+            body.session_id, body.metadata, body.conversation, body.prompt_cache_key
+        )
+        if raw_id is not None:
+            return session_id.derive(_EVERYONE, raw_id, self._secret), False
+        if not self._use_lineage or encoded is None or not encoded.keys:
+            return None, False
+        sessions, keys, prompt_id = self._sessions, encoded.keys, encoded.prompt_id
+        found = sessions.find_by_lineage(_EVERYONE, keys, encoded.resumed_blocks, prompt_id, encoded.resumed_id)
+        if found is None:
+            found = sessions.unused(session_id.derive_lineage(_EVERYONE, keys, self._secret, prompt_id))
+        return found, True
+
+    # The choice.
+
+    def candidates(self, prepared: Prepared, tried: Collection[int], now_s: float) -> list[Candidate]:
+        """One candidate per backend that has the model, rejected ones included."""
+        matches = self._index.match(prepared.keys) if prepared.keys else {}
+        live = self._sessions.live_of_others(prepared.session)
+        return [
+            self._candidate(backend, prepared, matches, live.get(backend.instance.id, 0), tried, now_s)
+            for backend in self._registry.serving(prepared.served_as)
+        ]
+
+    def _candidate(
+        self,
+        backend: Backend,
+        prepared: Prepared,
+        matches: dict[Holder, int],
+        live_tokens: int,
+        tried: Collection[int],
+        now_s: float,
+    ) -> Candidate:
+        instance = backend.instance
+        state = self._fleet.of(instance)
+        instance.expire_pending(now_s)
+        rejected = None
+        if instance.id in tried:
+            rejected = "tried"
+        elif backend.draining:
+            rejected = "draining"
+        elif not backend.health.admits(instance.in_flight, now_s):
+            rejected = backend.health.state.value
+        blocks = matches.get(state.holder, 0)
+        load = instance.engine_load
+        fit = state.fit
+        spec = backend.spec
+        return Candidate(
+            instance.id,
+            spec.name,
+            rejected,
+            min(blocks * prepared.tokens_per_block, prepared.prompt_tokens) if blocks else 0.0,
+            0.0,
+            0.0,
+            instance.in_flight,
+            instance.pending,
+            instance.pending_prefill_s,
+            instance.pending_uncached_tokens,
+            instance.progress_s(now_s),
+            live_tokens,
+            backend.capacity_tokens,
+            fit.p,
+            fit.q,
+            spec.prefill_cap_tokens,
+            spec.by_priority,
+            load.waiting if load is not None else None,
+            load.kv_usage if load is not None else None,
+        )
+
+    def decide(self, prepared: Prepared, attempt: int, candidates: Sequence[Candidate]) -> Decision:
+        """Pure but for the route's random numbers: reserves nothing."""
+        session = prepared.session
+        facts = Facts(
+            prompt_tokens=prepared.prompt_tokens,
+            session=session,
+            home=self._sessions.home(session) if session is not None else None,
+            matched=prepared.matched,
+            attempt=attempt,
+            head_key=prepared.keys[:8] or None,
+        )
+        model = prepared.model
+        return decide(facts, candidates, model.policy, model.state)
+
+    def place(self, prepared: Prepared, attempt: int = 0, tried: Collection[int] = ()) -> Placement:
+        """Choose and reserve in one step. Raises NoBackendAvailable."""
+        now_s = self._clock()
+        candidates = self.candidates(prepared, tried, now_s)
+        decision = self.decide(prepared, attempt, candidates)
+        prepared.model.state.sequence += 1
+        chosen = decision.candidate
+        if chosen is None:
+            raise NoBackendAvailable("no backend that serves this model can take requests now")
+        backend = self._registry.get(chosen.backend)
+        assert backend is not None
+        instance = backend.instance
+        state = self._fleet.of(instance)
+        uncached = prepared.prompt_tokens - decision.cached_tokens
+        work_s = prefill_s(chosen.p, chosen.q, uncached, prepared.prompt_tokens)
+        unqueued = not instance.pending
+        lease = instance.lease(uncached, prepared.prompt_tokens, work_s, now_s)
+        if not prepared.streams:
+            ahead_s = max(0.0, chosen.pending_prefill_s - chosen.progress_s)
+            lease.assumed_first_token_s = now_s + ahead_s + work_s
+        placement = Placement(prepared, decision, lease, state, now_s)
+        placement.unqueued = unqueued
+        self._remember(placement, chosen)
+        self._tell(placement)
+        self._metrics.decisions[decision.kind].value += 1
+        self._metrics.decision_seconds.observe(self._clock() - now_s)
+        return placement
+
+    def _remember(self, placement: Placement, chosen: Candidate) -> None:
+        """What is routed there is taken to be cached there from now on: the next turn may come before this one ends."""
+        prepared, state = placement.prepared, placement.state
+        if prepared.keys:
+            self._fleet.use_block_size(state, prepared.tokens_per_block)
+            placement.held_blocks = round(chosen.cached_tokens / prepared.tokens_per_block)
+            self._index.store(state.holder, prepared.keys)
+        if prepared.session is not None:
+            self._sessions.record(
+                prepared.session,
+                chosen.instance,
+                prepared.prompt_tokens,
+                _EVERYONE if prepared.lineage else None,
+                prepared.keys if prepared.lineage else None,
+                prepared.prompt_id,
+            )
+
+    def _tell(self, placement: Placement) -> None:
+        decision = placement.decision
+        cached = int(decision.cached_tokens)
+        placement.model_metrics.cached_predicted.value += cached
+        if self._decision_headers:
+            placement.header_lines = (
+                f"x-warmroute-backend: {decision.backend}\r\n"
+                f"x-warmroute-decision: {decision.kind.value}\r\n"
+                f"x-warmroute-cached-tokens: {cached}\r\n"
+            ).encode()
+
+    # What came of it.
+
+    def answered(self, placement: Placement, *, failed: bool) -> None:
+        """The backend's response head is here; `failed`: a 5xx."""
+        backend = placement.lease.instance.backend
+        now_s = self._clock()
+        if failed:
+            placement.metrics.error("status").value += 1
+        changed = backend.health.request_failed(now_s) if failed else backend.health.request_succeeded(now_s)
+        if changed:
+            self._on_health(backend)
+
+    def failed(self, placement: Placement, error: UpstreamError) -> None:
+        backend = placement.lease.instance.backend
+        placement.metrics.error(error.reason).value += 1
+        if backend.health.request_failed(self._clock()):
+            self._on_health(backend)
+
+    def first_token(self, placement: Placement, now_s: float) -> None:
+        """The first event of a stream."""
+        placement.lease.first_token(now_s)
+        ttft_s = now_s - placement.sent_s
+        placement.model_metrics.ttft.observe(ttft_s)
+        if placement.unqueued:
+            decision = placement.decision
+            state = placement.state
+            state.fit.add(decision.prompt_tokens - decision.cached_tokens, decision.prompt_tokens, ttft_s)
+
+    def settle(self, placement: Placement, usage: Usage | None, chunks: int) -> None:
+        """The answer is complete. `chunks` stands for the completion tokens where the engine reports none."""
+        if not placement.open:
+            return
+        placement.open = False
+        placement.lease.end(self._clock())
+        metrics, prepared = placement.model_metrics, placement.prepared
+        if usage is None:
+            metrics.prompt_tokens.value += int(prepared.prompt_tokens)
+            metrics.completion_tokens.value += chunks
+            return
+        metrics.prompt_tokens.value += usage.prompt_tokens
+        metrics.completion_tokens.value += usage.completion_tokens if usage.completion_tokens is not None else chunks
+        prepared.model.learn(prepared.units, usage.prompt_tokens)
+        cached = usage.cached_tokens
+        if cached is not None:
+            metrics.cached_reported.value += cached
+            self._correct(placement, cached)
+
+    def _correct(self, placement: Placement, cached_tokens: int) -> None:
+        if placement.lease.instance.retired:
+            return
+        self._fleet.reported(placement.state, placement.decision.cached_tokens, cached_tokens)
+
+    def abandon(self, placement: Placement, *, cancelled: bool = False) -> None:
+        """The attempt ends without a complete answer. What an attempt that failed was to leave in the cache is not
+        there; of one whose client left, nobody knows how far it came."""
+        if not placement.open:
+            return
+        placement.open = False
+        placement.lease.end(self._clock())
+        prepared = placement.prepared
+        if not cancelled and prepared.keys and not placement.lease.instance.retired:
+            self._index.remove(placement.state.holder, prepared.keys, placement.held_blocks)
+
+
+def explain(router: Router, prepared: Prepared, now_s: float) -> dict[str, object]:
+    """The decision for a request that is not sent: reserves nothing, learns nothing."""
+    decision = router.decide(prepared, 0, router.candidates(prepared, (), now_s))
+    record = decision.explain()
+    record["model"] = prepared.model.name
+    record["route"] = prepared.model.route
+    if decision.chosen is None:
+        record["kind"] = None
+    elif decision.kind is Kind.FALLBACK:
+        record["reason"] = "the prompt could not be encoded; routed by load"
+    return record

@@ -1,0 +1,65 @@
+"""What `warmroute status` shows: the whole fleet as this gateway sees it, as plain JSON values."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from vocabulary import VERSION
+
+if TYPE_CHECKING:
+    from backends.backend import Backend
+    from gateway.app import Gateway
+
+
+def status(gateway: Gateway) -> dict[str, Any]:
+    index = gateway.index.stats()
+    blocks = {holder.instance: count for holder, count in index.holders.items()}
+    sessions = gateway.sessions.stats()
+    return {
+        "version": VERSION,
+        "config": gateway.config.id,
+        "ready": gateway.ready,
+        "draining": gateway.draining,
+        "connections": len(gateway.connections),
+        "backends": [_backend(gateway, backend, blocks.get(backend.instance.id, 0)) for backend in gateway.registry],
+        "index": {
+            "blocks": index.blocks,
+            "entries": index.entries,
+            "max_entries": gateway.config.store.max_entries,
+            "evicted_total": index.evicted_total,
+        },
+        "sessions": asdict(sessions),
+    }
+
+
+def _backend(gateway: Gateway, backend: Backend, blocks: int) -> dict[str, Any]:
+    instance = backend.instance
+    state = gateway.fleet.of(instance)
+    now_s = gateway.clock()
+    load = instance.engine_load
+    return {
+        "name": backend.name,
+        "state": backend.health.state.value,
+        "retry_in_s": round(backend.health.retry_in_s(now_s), 1),
+        "last_error": backend.last_error,
+        "instance": instance.id,
+        "uptime_s": round(now_s - instance.started_s, 1),
+        "models": list(backend.models),
+        "trust": state.trust.value,
+        "in_flight": instance.in_flight,
+        "pending": len(instance.pending),
+        "pending_uncached_tokens": round(instance.pending_uncached_tokens),
+        "indexed_blocks": blocks,
+        "live_tokens": gateway.sessions.live_tokens(instance.id),
+        "capacity_tokens": backend.capacity_tokens,
+        "capacity_factor": round(state.capacity_factor, 3),
+        "prefill": {
+            "s_per_token": state.fit.p,
+            "s_per_token2": state.fit.q,
+            "samples": state.fit.samples,
+        },
+        "engine": None
+        if load is None
+        else {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage},
+    }

@@ -1,0 +1,100 @@
+"""Tables for the terminal: status and decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:,.1f}"
+
+
+def status_table(status: Mapping[str, Any], console: Console | None = None) -> None:
+    """The answer of `/admin/v1/status`."""
+    console = console or Console()
+    ready = "ready" if status["ready"] else "draining" if status["draining"] else "not ready"
+    index, sessions = status["index"], status["sessions"]
+    console.print(f"warmroute {status['version']}: {ready}, config {status['config']}", highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("backend", "state", "trust", "models"):
+        table.add_column(column)
+    for column in (
+        "in flight",
+        "pending tok",
+        "blocks",
+        "live tok",
+        "KV tok",
+        "KV use",
+        "engine queue",
+        "prefill us/tok",
+    ):
+        table.add_column(column, justify="right")
+    for backend in status["backends"]:
+        engine = backend["engine"] or {}
+        usage = engine.get("kv_usage")
+        table.add_row(
+            backend["name"],
+            backend["state"],
+            backend["trust"],
+            ",".join(backend["models"]) or "-",
+            str(backend["in_flight"]),
+            _number(backend["pending_uncached_tokens"]),
+            _number(backend["indexed_blocks"]),
+            _number(backend["live_tokens"]),
+            _number(backend["capacity_tokens"]),
+            "-" if usage is None else f"{usage:.0%}",
+            _number(engine.get("waiting")),
+            f"{backend['prefill']['s_per_token'] * 1e6:.1f}",
+        )
+    console.print(table)
+    console.print(
+        f"index: {index['blocks']:,} blocks, {index['entries']:,} of {index['max_entries']:,} entries, "
+        f"{index['evicted_total']:,} evicted; sessions: {sessions['sessions']:,} known, {sessions['live']:,} live",
+        highlight=False,
+    )
+
+
+def explain_table(decision: Mapping[str, Any], console: Console | None = None) -> None:
+    """The answer of `/admin/v1/explain`: one row per backend, cost terms in ms, the cheapest first."""
+    console = console or Console()
+    chosen = decision["backend"] or "no backend"
+    console.print(
+        f"{chosen} by {decision['policy']} ({decision['kind'] or 'none left'}), model {decision['model']}, "
+        f"{decision['prompt_tokens']:,.0f} prompt tokens, {decision['cached_tokens']:,.0f} predicted cached",
+        highlight=False,
+    )
+    candidates = sorted(decision["candidates"], key=lambda row: (row["rejected"] is not None, row["cost"] or 0.0))
+    terms = list(dict.fromkeys(term for row in candidates for term in row["terms"]))
+    in_seconds = decision["policy"] == "warm"
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("backend")
+    for column in ("cached tok", "in flight", "pending", "live tok"):
+        table.add_column(column, justify="right")
+    for term in terms:
+        table.add_column(f"{term} ms" if in_seconds else term, justify="right")
+    table.add_column("cost ms" if in_seconds else "cost", justify="right")
+    table.add_column("note")
+    show = _ms if in_seconds else _number
+    for row in candidates:
+        note = row["rejected"] or ("chosen" if row["chosen"] else "home" if row["home"] else "")
+        table.add_row(
+            row["backend"],
+            _number(row["cached_tokens"]),
+            str(row["in_flight"]),
+            str(row["pending"]),
+            _number(row["live_tokens"]),
+            *(show(row["terms"].get(term)) for term in terms),
+            show(row["cost"]),
+            note,
+        )
+    console.print(table)

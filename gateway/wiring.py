@@ -1,0 +1,136 @@
+"""From the config's sections to the objects that work by them. Pure construction: nothing here keeps state."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from backends.backend import BackendSpec
+from backends.engine.setups import SETUPS
+from backends.health import HealthPolicy
+from backends.prober import ProbePolicy
+from backends.tls import client_context
+from backends.upstream import Endpoint, Timeouts
+from gateway.limits import RequestLimits
+from prefix_index.encoding.template import ChatTemplate
+from prefix_index.encoding.tokenizer import CheckedTokenizer
+from prefix_index.encoding.tokens_encoder import TokensEncoder
+from routing import Knobs, Policy, build, rates_of_coefficients
+from vocabulary import BackendId
+from vocabulary.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from gateway.config import Backend, Config, Route
+    from gateway.config import Model as ModelConfig
+
+
+def backend_spec(backend: Backend, config: Config) -> BackendSpec:
+    """Raises ConfigError where the CA file is none."""
+    p = q = None
+    model = next((found for name in backend.models or () if (found := config.model(name)) is not None), None)
+    if backend.setup is not None:
+        setup = SETUPS[backend.setup]
+        p, q = rates_of_coefficients(setup.prefill_ms_per_token, setup.attention_ms_per_token_ctx)
+    elif model is not None:
+        p, q = model.prefill_s_per_token, model.prefill_s_per_token2
+    return BackendSpec(
+        name=BackendId(backend.name),
+        endpoint=endpoint(backend),
+        models=backend.models or (),
+        capacity_tokens=backend.capacity_tokens,
+        prefill_cap_tokens=backend.prefill_cap_tokens,
+        by_priority=backend.scheduling == "priority",
+        prefill_s_per_token=p,
+        prefill_s_per_token2=q,
+        has_metrics=backend.engine != "openai",
+    )
+
+
+def endpoint(backend: Backend) -> Endpoint:
+    parts = urlsplit(backend.url)
+    tls = None
+    if parts.scheme == "https":
+        try:
+            tls = client_context(backend.ca_file, verify=backend.tls_verify)
+        except OSError as error:
+            raise ConfigError(f"backend {backend.name}: ca_file cannot be used ({type(error).__name__})") from error
+    credential = backend.credential
+    return Endpoint(
+        host=parts.hostname or "",
+        port=parts.port or (443 if tls is not None else 80),
+        tls=tls,
+        authorization=f"Bearer {credential.get_secret_value()}" if credential is not None else None,
+    )
+
+
+def timeouts(config: Config) -> Timeouts:
+    limits = config.limits
+    return Timeouts(
+        limits.connect_timeout_s,
+        limits.first_byte_timeout_s,
+        limits.idle_timeout_s,
+        limits.keepalive_idle_s,
+        limits.max_idle_connections,
+    )
+
+
+def request_limits(config: Config) -> RequestLimits:
+    return RequestLimits(
+        config.listen.max_body_bytes, config.limits.max_attempts, frozenset(config.limits.retry_statuses)
+    )
+
+
+def health_policy(config: Config) -> HealthPolicy:
+    health = config.health
+    return HealthPolicy(health.fail_threshold, health.pass_threshold, health.eject_after_failures, health.eject_s)
+
+
+def probe_policy(config: Config) -> ProbePolicy:
+    health = config.health
+    return ProbePolicy(health.path, health.interval_s, health.timeout_s, health.metrics_interval_s)
+
+
+def policy(route: Route) -> Policy:
+    chosen = route.policy
+    knobs = Knobs(
+        crowd_s=chosen.crowd_s, displace_threshold=chosen.displace_threshold, live_window_s=chosen.live_window_s
+    )
+    return build(chosen.name, knobs)
+
+
+def tokens_encoder(entry: ModelConfig, secret: bytes, on_mismatch: Callable[[str], None]) -> TokensEncoder:
+    """Loads the vocabulary, which takes up to seconds. Raises ConfigError where a file is not what it should be."""
+    assert entry.tokenizer is not None  # a rule of the config
+    try:
+        tokenizer = CheckedTokenizer(entry.tokenizer.read_text("utf-8"), on_mismatch=on_mismatch)
+        template = None
+        if entry.chat_template is not None:
+            template = ChatTemplate(entry.chat_template.read_text("utf-8"), _special_tokens(entry.tokenizer.parent))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {entry.name}: {error}") from error
+    return TokensEncoder(secret, tokenizer, template, on_mismatch=on_mismatch, block_tokens=entry.block_size)
+
+
+def _special_tokens(folder: Path) -> dict[str, str]:
+    """`bos_token` and the like, which chat templates use: from the `tokenizer_config.json` beside the tokenizer."""
+    try:
+        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    tokens = {}
+    for name, value in settings.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                tokens[name] = text
+    return tokens
+
+
+def secret(config: Config) -> bytes | None:
+    """The deployment secret as configured."""
+    given = config.store.secret or config.store.secret_file
+    return given.get_secret_value().encode() if given is not None else None
