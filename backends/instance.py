@@ -124,18 +124,18 @@ class Instance:
             self.pending_prefill_s = 0.0
             self.pending_uncached_tokens = 0.0
 
-    def expire_pending(self, now_s: float) -> None:
-        """Count answers that do not stream as decoding once their predicted first token is past."""
+    def progress_s(self, now_s: float) -> float:
+        """How long the instance can have worked on the head of its pending requests, seconds; 0 if nothing is pending.
+
+        Heads that do not stream count as decoding from here on, once their predicted first token is past.
+        """
         while self.pending:
             head = next(iter(self.pending))
-            if head.assumed_first_token_s is None or head.assumed_first_token_s > now_s:
-                return
+            assumed_s = head.assumed_first_token_s
+            if assumed_s is None or assumed_s > now_s:
+                since_s = now_s - (head.sent_s if head.sent_s > self.last_first_token_s else self.last_first_token_s)
+                return since_s if since_s > 0.0 else 0.0
             self._drop_pending(head)
-
-    def progress_s(self, now_s: float) -> float:
-        """How long the instance can have worked on the head of its pending requests, seconds."""
-        for head in self.pending:
-            return max(0.0, now_s - max(self.last_first_token_s, head.sent_s))
         return 0.0
 
     def when_idle(self, callback: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -48,7 +49,7 @@ def parse_load(text: str) -> EngineLoad:
         for sample in family.samples:
             if sample.name in _CONFIG:
                 configs.append(sample.labels)
-            else:
+            elif math.isfinite(sample.value):
                 values.setdefault(sample.name, []).append(sample.value)
     usage = _first(values, _USAGE)
     capacity, block_size = _cache_size(configs)

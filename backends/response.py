@@ -104,14 +104,20 @@ class ResponseReader:
             self._headers = []
             return
         content_length: int | None = None
-        chunked = False
+        chunked = compressed = False
+        content_type = b""
         for name, value in self._headers:
             lower = name.lower()
-            if lower == b"content-length":
+            if lower == b"content-type":
+                content_type = value
+            elif lower == b"content-length":
                 content_length = int(value)
             elif lower == b"transfer-encoding":
                 chunked = value.lower().rstrip().endswith(b"chunked")
-        self._head = ResponseHead(status, self._headers, None if chunked else content_length)
+            elif lower == b"content-encoding":
+                compressed = value.lower() != b"identity"
+        length = None if chunked else content_length
+        self._head = ResponseHead(status, self._headers, length, content_type, compressed)
         self.head_seen = True
         self.ends_with_connection = not chunked and content_length is None and status not in (204, 304)
 

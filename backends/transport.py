@@ -6,8 +6,7 @@ sink hears nothing more.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from vocabulary.errors import UpstreamError
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 Headers = list[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamRequest:
+class UpstreamRequest(NamedTuple):
     """One request to a backend."""
 
     method: bytes
@@ -27,13 +25,15 @@ class UpstreamRequest:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseHead:
+class ResponseHead(NamedTuple):
     status: int
     headers: Headers
     """As received, names in the backend's own case, framing and hop-by-hop fields included."""
     content_length: int | None
     """Set when the body is framed by its length; a body in chunks or up to the end of the connection has none."""
+    content_type: bytes = b""
+    compressed: bool = False
+    """The body has a content coding."""
 
 
 class ResponseSink(Protocol):

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from gateway.body import check_content_type
 from gateway.metrics import CONTENT_TYPE
 from gateway.router import Prepared, explain
+from gateway.session_id import from_headers
 from gateway.status import status
 from gateway.web import error_response, health_routes, http_exception
 from vocabulary.errors import RequestFailed
@@ -39,6 +40,13 @@ def _hostname(authority: str) -> str | None:
         return None
 
 
+def _same_origin(origin: str, host: str) -> bool:
+    try:
+        return urlsplit(origin).netloc == host
+    except ValueError:
+        return False
+
+
 class LoopbackCallers:
     """Refuses requests that a foreign web page could have caused."""
 
@@ -54,7 +62,7 @@ class LoopbackCallers:
                 response = error_response(421, "wrong_host", "the admin port answers to loopback names only")
                 await response(scope, receive, send)
                 return
-            if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+            if origin is not None and not _same_origin(origin.decode("latin-1"), host):
                 response = error_response(403, "wrong_origin", "the admin port does not serve other origins")
                 await response(scope, receive, send)
                 return
@@ -79,7 +87,7 @@ def admin_app(gateway: Gateway) -> Starlette:
             body = await request.body()
             gateway.limits.check_body_size(len(body))
             headers = [(name.lower(), value) for name, value in request.scope["headers"]]
-            prepared = gateway.router.prepare(route, body, headers)
+            prepared = gateway.router.prepare(route, body, from_headers(headers))
             if not isinstance(prepared, Prepared):
                 prepared = await prepared
         except RequestFailed as error:

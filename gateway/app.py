@@ -18,6 +18,7 @@ from backends.prober import Prober
 from backends.registry import Registry
 from backends.upstream import Pool
 from gateway import wiring
+from gateway.batch import Batch
 from gateway.fleet import FleetState
 from gateway.logs import get_logger
 from gateway.metrics import NO_BACKEND, UNKNOWN, BackendReading, Metrics, Reading
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from gateway.metrics import Phase
     from gateway.router import Placement, Prepared
     from prefix_index.encoding.protocol import Encoder
+    from vocabulary.errors import UpstreamError
 
 _CLASS: Final = "interactive"
 
@@ -62,9 +64,11 @@ class Gateway:
         )
         self.metrics.read_from(self._read)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweep: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._timeouts = wiring.timeouts(config)
         self._secret = hashlib.blake2b(wiring.secret(config) or secrets.token_bytes(32), digest_size=32).digest()
+        self.batch = Batch(self._loop)
         self._encoders: list[Encoder] = []
         self._policies = {route.name: wiring.policy(route) for route in config.all_routes}
         self.index = MemoryIndex(config.store.max_entries)
@@ -137,10 +141,21 @@ class Gateway:
         reason not to start (O60)."""
         for backend in self.registry:
             self.prober.watch(backend)
+        self._sweep_connections()
         await self.prober.first_round(first_probe_timeout_s)
+
+    def _sweep_connections(self) -> None:
+        """Close client connections that wait for a next request for too long."""
+        keep_alive_s = self.config.listen.keep_alive_s
+        before_s = self.clock() - keep_alive_s
+        for connection in list(self.connections):
+            connection.close_if_idle(before_s)
+        self._sweep = self._loop.call_later(min(1.0, keep_alive_s / 4), self._sweep_connections)
 
     async def stop(self) -> None:
         """End what still runs; called when no client is connected any more."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         for connection in list(self.connections):
             connection.transport.abort()
         await self.prober.stop()
@@ -181,6 +196,15 @@ class Gateway:
 
     def count_cancelled(self, prepared: Prepared | None, phase: Phase) -> None:
         self.metrics.cancelled(prepared.model.route if prepared is not None else UNKNOWN, phase).value += 1
+
+    def log_failure(self, placement: Placement, error: UpstreamError, request_id: bytes) -> None:
+        """By the class: the text of an exception may be empty (O75)."""
+        self.log.warning(
+            "upstream_failed",
+            backend=placement.metrics.name,
+            error=type(error).__name__,
+            request_id=request_id.decode("latin-1"),
+        )
 
     def _read(self) -> Reading:
         index = self.index.stats()

@@ -20,21 +20,29 @@ class AdminClient:
         self._base_url = base_url.rstrip("/")
 
     def status(self) -> dict[str, Any]:
-        return self._call("GET", "/admin/v1/status")
+        return self._call("GET", "/admin/v1/status", "backends")
 
     def explain(self, body: bytes, path: str, headers: Mapping[str, str]) -> dict[str, Any]:
         sent = {**headers, "content-type": "application/json"}
-        return self._call("POST", "/admin/v1/explain", params={"path": path}, content=body, headers=sent)
+        call = {"params": {"path": path}, "content": body, "headers": sent}
+        return self._call("POST", "/admin/v1/explain", "candidates", **call)
 
-    def _call(self, method: str, path: str, **request: Any) -> dict[str, Any]:
+    def _call(self, method: str, path: str, expected: str, **request: Any) -> dict[str, Any]:
+        """`expected`: a key that the answer has if it is a gateway's."""
+        url = self._base_url
         try:
-            response = httpx2.request(method, self._base_url + path, timeout=_TIMEOUT_S, trust_env=False, **request)
-            answer: dict[str, Any] = response.json()
+            response = httpx2.request(method, url + path, timeout=_TIMEOUT_S, trust_env=False, **request)
+        except UnicodeEncodeError as error:
+            raise click.ClickException("a header must be ASCII") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise click.ClickException(f"no gateway answers at {self._base_url} ({type(error).__name__})") from error
-        except ValueError as error:
-            raise click.ClickException(f"{self._base_url} is not the admin port of a gateway") from error
-        if response.status_code >= 400:
-            message = answer.get("error", {}).get("message", "refused")
-            raise click.ClickException(f"the gateway answered {response.status_code}: {message}")
-        return answer
+            raise click.ClickException(f"no gateway answers at {url} ({type(error).__name__})") from error
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if isinstance(answer, dict) and response.status_code < 400 and expected in answer:
+            return answer
+        error_fields = answer.get("error") if isinstance(answer, dict) else None
+        if isinstance(error_fields, dict) and "message" in error_fields:
+            raise click.ClickException(f"the gateway answered {response.status_code}: {error_fields['message']}")
+        raise click.ClickException(f"{url} is not the admin port of a gateway (it answered {response.status_code})")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from backends.engine.command import EngineOptions, SimulatedEngine
 from gateway.config import default_config
 from gateway.serve import Process
+from vocabulary.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,12 +30,13 @@ async def demo(
     kv_tokens: int | None,
     on_ready: Callable[[Addresses, list[str]], None],
 ) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigError where a port cannot be taken."""
+    """Run until SIGTERM or SIGINT. Raises ConfigError where a port cannot be taken or the engines cannot be so."""
+    try:
+        options = EngineOptions(setup=setup, speed=speed, kv_tokens=kv_tokens)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     async with contextlib.AsyncExitStack() as stack:
-        urls = []
-        for _ in range(backends):
-            options = EngineOptions(setup=setup, speed=speed, kv_tokens=kv_tokens)
-            urls.append((await stack.enter_async_context(SimulatedEngine(options))).url)
+        urls = [(await stack.enter_async_context(SimulatedEngine(options))).url for _ in range(backends)]
         process = Process(_config(urls, setup=setup, port=port, admin_port=admin_port, policy=policy))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from backends.transport import UpstreamRequest
 from gateway.body import check_content_type
-from gateway.headers import error_body, error_event, response_head, trailer_lines, upstream_header_lines
+from gateway.headers import error_body, error_event, response_head, trailer_lines
 from gateway.observe import Blind, Observer, StreamObserver, observer_for
 from gateway.router import Prepared
 from vocabulary.errors import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.hot import HotProtocol
     from gateway.metrics import Phase, RetryReason
+    from gateway.request_head import RequestHead
     from gateway.router import Placement
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -64,7 +65,7 @@ class Exchange:
         "body_complete",
         "disconnected",
         "expect_continue",
-        "headers",
+        "head",
         "http10",
         "keep_alive",
         "response_complete",
@@ -74,12 +75,12 @@ class Exchange:
         "turn",
     )
 
-    def __init__(self, gateway: Gateway, protocol: HotProtocol, route: str, target: bytes, headers: Headers) -> None:
+    def __init__(self, gateway: Gateway, protocol: HotProtocol, route: str, target: bytes, head: RequestHead) -> None:
         self._gateway = gateway
         self._protocol = protocol
         self.route = route
         self.target = target
-        self.headers = headers
+        self.head = head
         self.http10 = False
         self.keep_alive = True
         self.expect_continue = False
@@ -122,64 +123,81 @@ class Exchange:
         else:
             self._body.clear()  # counted on, but not kept
 
-    def begin(self) -> None:
-        """The body is complete and it is this request's turn on the connection."""
-        gateway = self._gateway
+    def prepare(self) -> None:
+        """The body is complete and it is this request's turn on the connection: parse, identify, encode."""
+        if self.disconnected:
+            return
+        gateway, head = self._gateway, self.head
         body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body = [body]
+        self._request_id = head.request_id or gateway.request_ids.new()
         try:
-            self._request_id = gateway.request_ids.take(self.headers)
             gateway.limits.check_body_size(self.size)
-            check_content_type(next((value for name, value in self.headers if name == b"content-type"), None))
-            prepared = gateway.router.prepare(self.route, body, self.headers)
+            if head.content_type != b"application/json":
+                check_content_type(head.content_type)
+            prepared = gateway.router.prepare(self.route, body, head.session_id)
             if isinstance(prepared, Prepared):
-                self._dispatch(prepared)
+                self._prepared = prepared
             else:
-                self._preparing = gateway.spawn(self._dispatch_later(prepared))
+                self._preparing = gateway.spawn(self._prepare_later(prepared))
         except RequestFailed as error:
             self.refuse(error)
         except Exception as error:
             self._broken(error)
 
-    async def _dispatch_later(self, preparing: Awaitable[Prepared]) -> None:
+    async def _prepare_later(self, preparing: Awaitable[Prepared]) -> None:
         try:
-            prepared = await preparing
-            self._preparing = None
-            if not self.disconnected:
-                self._dispatch(prepared)
+            self._prepared = await preparing
         except RequestFailed as error:
             self.refuse(error)
         except Exception as error:
             self._broken(error)
+        self._preparing = None
+        self.place()
+        self.send()
+
+    def place(self) -> None:
+        """Choose a backend and reserve a place there."""
+        if self._prepared is None or self.disconnected or self.response_complete:
+            return
+        try:
+            self._place(self._prepared)
+        except RequestFailed as error:
+            self.refuse(error)
+        except Exception as error:
+            self._broken(error)
+
+    def _place(self, prepared: Prepared) -> None:
+        """Raises GatewayError where no backend is left."""
+        self._placement = placement = self._gateway.router.place(prepared, self._attempt, self._tried)
+        self._tried |= {placement.lease.instance.id}
+        self._attempt += 1
+
+    def send(self) -> None:
+        """Off to the backend that has been chosen."""
+        placement = self._placement
+        if placement is None or self.response_complete:
+            return
+        lines = b"%bx-request-id: %b\r\n" % (self.head.lines, self._request_id)
+        request = UpstreamRequest(b"POST", self.target, lines, self._body[0])
+        self._call = placement.lease.instance.backend.upstream.send(request, self)
+        if self._protocol.flow.write_paused:  # by answers before this one
+            self._call.pause()
 
     def _broken(self, error: Exception) -> None:
         """A fault of ours: told by its class only, and this request's alone."""
         self._gateway.log.error("request_failed", error=type(error).__name__, route=self.route)
         self.refuse(RequestFailed("the gateway failed to handle this request"))
 
-    def _dispatch(self, prepared: Prepared) -> None:
-        """Choose, reserve and send. Raises GatewayError where no backend is left."""
-        gateway = self._gateway
-        self._prepared = prepared
-        placement = gateway.router.place(prepared, self._attempt, self._tried)
-        self._placement = placement
-        instance = placement.lease.instance
-        self._tried |= {instance.id}
-        self._attempt += 1
-        lines = upstream_header_lines(self.headers, self._request_id)
-        request = UpstreamRequest(b"POST", self.target, lines, self._body[0])
-        self._call = instance.backend.upstream.send(request, self)
-        if self._protocol.flow.write_paused:  # by answers before this one
-            self._call.pause()
-
     def _try_another(self, reason: RetryReason) -> bool:
         """Place the request again; False where the attempts or the backends are used up."""
         if self._attempt >= self._gateway.limits.max_attempts or self._prepared is None:
             return False
         try:
-            self._dispatch(self._prepared)
+            self._place(self._prepared)
         except GatewayError:
             return False
+        self.send()
         self._gateway.metrics.retry(reason).value += 1
         return True
 
@@ -262,6 +280,7 @@ class Exchange:
         assert placement is not None
         self._call = None
         gateway.router.failed(placement, error)
+        gateway.log_failure(placement, error, self._request_id)
         if not self._head_sent:
             gateway.router.abandon(placement)
             if not (error.retryable and self._try_another(_retry_reason(error))):
@@ -286,7 +305,7 @@ class Exchange:
         if self.disconnected or self._head_sent:
             return
         self._head_sent = True
-        self._request_id = self._request_id or self._gateway.request_ids.take(self.headers)
+        self._request_id = self._request_id or self.head.request_id or self._gateway.request_ids.new()
         self._status = error.status
         body = error_body(error)
         lines = [b"content-type: application/json\r\nx-request-id: ", self._request_id, b"\r\n"]
@@ -302,7 +321,10 @@ class Exchange:
         placement, self._placement = self._placement, None
         gateway = self._gateway
         if placement is not None:
-            gateway.router.settle(placement, None if truncated else self._observer.usage, self._observer.chunks)
+            if self._status >= 400:
+                gateway.router.abandon(placement)
+            else:
+                gateway.router.settle(placement, None if truncated else self._observer.usage, self._observer.chunks)
         gateway.count_request(self._prepared, placement, self._status)
         self._body.clear()
         self.response_complete = True

@@ -10,6 +10,7 @@ from vocabulary import Trust
 
 if TYPE_CHECKING:
     from backends.instance import Instance
+    from backends.load import EngineLoad
     from gateway.metrics import BackendMetrics, Metrics
     from gateway.sessions import SessionStore
     from prefix_index.protocol import PrefixIndex
@@ -21,26 +22,64 @@ _LEAST: Final = 0.2
 
 
 class InstanceState:
-    """`capacity_factor` corrects the assumed size of the instance's cache by what it reports: an index that assumes
-    three times too much ruins every rule that trusts it."""
+    """What a decision reads of an instance, kept ready: the hot path copies attributes and computes nothing.
 
-    __slots__ = ("capacity_factor", "fit", "holder", "instance", "metrics", "tokens_per_block", "trust")
+    `capacity_factor` corrects the assumed size of the instance's cache by what it reports: an index that assumes three
+    times too much ruins every rule that trusts it.
+    """
+
+    __slots__ = (
+        "backend",
+        "by_priority",
+        "capacity_factor",
+        "capacity_tokens",
+        "fit",
+        "holder",
+        "instance",
+        "kv_usage",
+        "metrics",
+        "p",
+        "prefill_cap_tokens",
+        "q",
+        "tokens_per_block",
+        "trust",
+        "waiting",
+    )
 
     def __init__(self, instance: Instance, metrics: BackendMetrics, fit: PrefillFit) -> None:
+        spec = instance.backend.spec
         self.instance = instance
+        self.backend = spec.name
         self.metrics = metrics
         self.fit = fit
+        self.p = fit.p
+        self.q = fit.q
         self.holder = Holder(instance.id)
         self.trust = Trust.ESTIMATED
+        self.prefill_cap_tokens = spec.prefill_cap_tokens
+        self.by_priority = spec.by_priority
+        self.capacity_tokens = spec.capacity_tokens
+        self.waiting: int | None = None
+        self.kv_usage: float | None = None
         self.capacity_factor = 1.0
         self.tokens_per_block = 0.0
         """Engine tokens in one index block, of the last request placed here."""
 
+    def learn(self, uncached_tokens: float, prompt_tokens: float, ttft_s: float) -> None:
+        """The time to first token of a request that met no queue."""
+        fit = self.fit
+        fit.add(uncached_tokens, prompt_tokens, ttft_s)
+        self.p, self.q = fit.p, fit.q
+
+    def read_load(self, load: EngineLoad) -> None:
+        """The engine's own figures; the operator's capacity goes before the reported one."""
+        self.waiting, self.kv_usage = load.waiting, load.kv_usage
+        self.capacity_tokens = self.instance.backend.spec.capacity_tokens or load.capacity_tokens
+
     def capacity_blocks(self) -> int | None:
-        capacity = self.instance.backend.capacity_tokens
-        if capacity is None or not self.tokens_per_block:
+        if self.capacity_tokens is None or not self.tokens_per_block:
             return None
-        return max(1, int(capacity * self.capacity_factor / self.tokens_per_block))
+        return max(1, int(self.capacity_tokens * self.capacity_factor / self.tokens_per_block))
 
 
 class FleetState:
@@ -50,25 +89,27 @@ class FleetState:
         self._index = index
         self._sessions = sessions
         self._metrics = metrics
-        self._states: dict[InstanceId, InstanceState] = {}
+        self.states: dict[InstanceId, InstanceState] = {}
+        """Of the current instances; for reading."""
 
     def of(self, instance: Instance) -> InstanceState:
-        return self._states[instance.id]
+        return self.states[instance.id]
 
     def instance_started(self, instance: Instance) -> None:
         spec = instance.backend.spec
         fit = PrefillFit(spec.prefill_s_per_token or DEFAULT_P, spec.prefill_s_per_token2 or DEFAULT_Q)
-        self._states[instance.id] = InstanceState(instance, self._metrics.backend(spec.name), fit)
+        self.states[instance.id] = InstanceState(instance, self._metrics.backend(spec.name), fit)
 
     def instance_retired(self, instance: Instance) -> None:
-        self._states.pop(instance.id, None)
+        self.states.pop(instance.id, None)
         self._index.clear(instance.id)
         self._index.set_capacity(Holder(instance.id), None)
         self._sessions.forget_instance(instance.id)
 
     def load_changed(self, instance: Instance) -> None:
-        state = self._states.get(instance.id)
-        if state is not None:
+        state = self.states.get(instance.id)
+        if state is not None and instance.engine_load is not None:
+            state.read_load(instance.engine_load)
             self._resize(state)
 
     def use_block_size(self, state: InstanceState, tokens_per_block: float) -> None:

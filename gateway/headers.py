@@ -43,16 +43,15 @@ STATUS_LINES: Final = {
 }
 
 
-def upstream_header_lines(headers: Sequence[tuple[bytes, bytes]], request_id: bytes) -> bytes:
-    """What a backend gets of a client's headers (names in lower case), plus the request id; as lines."""
+def upstream_header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """What a backend gets of a client's headers (names in lower case), as lines."""
     lines: list[bytes] = []
     for name, value in headers:
         if name in _REQUEST_DROPPED or name.startswith(_INTERNAL):
             if name == b"connection" and value.lower() not in _PLAIN_CONNECTION:
-                return upstream_header_lines(_without_named(headers), request_id)
+                return upstream_header_lines(_without_named(headers))
         else:
             lines += (name, b": ", value, b"\r\n")
-    lines += (b"x-request-id: ", request_id, b"\r\n")
     return b"".join(lines)
 
 

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.exchange import Exchange
 from gateway.headers import error_body, response_head
+from gateway.request_head import RequestHeadReader
 from vocabulary.errors import BadHttp, BodyTooLarge
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class HotProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._head_reader = RequestHeadReader()
+        self._content_length: bytes | None = None
         self._reading: Exchange | None = None
         self._running: Exchange | None = None
         self._upgrade_offered = False
@@ -45,26 +48,28 @@ class HotProtocol(HttpToolsProtocol):
         """What came last is no HTTP: a 400 goes out after the answers before it."""
         self._deaf = False
         """What the client still sends is thrown away."""
+        self.idle_since_s: float | None = None
+        """Waiting for a next request, since then. uvicorn's timer outlives a reset, with the request (O67)."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         self.gateway.connections.add(self)
+        self.idle_since_s = self.gateway.clock()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gateway.connections.discard(self)
         running, self._running = self._running, None
         if running is not None:
             running.client_gone()
-        # uvicorn 0.54.0 leaves its timer running when the connection was reset, and with it the whole request (O67)
-        self._unset_keepalive_if_required()
+        self._unset_keepalive_if_required()  # lingering
         self.pipeline.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._unset_keepalive_if_required()
+        self.idle_since_s = None
         rest = memoryview(data)
         try:
             while True:
@@ -82,13 +87,25 @@ class HotProtocol(HttpToolsProtocol):
 
     def _head_without_upgrade(self) -> bytes:
         lines = [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
+        if self._content_length is not None:
+            lines.append(b"content-length: %b\r\n" % self._content_length)
         version = self.parser.get_http_version().encode()
         return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
 
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
+        self._content_length = None
         self.expect_100_continue = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length":
+            self._content_length = value  # apart: it differs where all else is as in the request before
+            return
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._upgrade_offered = self.parser.should_upgrade()
@@ -103,7 +120,7 @@ class HotProtocol(HttpToolsProtocol):
             self._reading = None
             self._leave_to_uvicorn()
             return
-        exchange = Exchange(self.gateway, self, route, self.url, self.headers)
+        exchange = Exchange(self.gateway, self, route, self.url, self._head_reader.read(self.headers))
         exchange.http10 = self.parser.get_http_version() == "1.0"
         exchange.keep_alive = not exchange.http10 and self.parser.should_keep_alive() and not self.gateway.draining
         exchange.expect_continue = self.expect_100_continue
@@ -124,6 +141,8 @@ class HotProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers.extend(headers)
+        if self._content_length is not None:
+            self.headers.append((b"content-length", self._content_length))
         super().on_headers_complete()
         self.flow.resume_reading()
         self._hold_back()
@@ -134,8 +153,7 @@ class HotProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _continue_or_refuse(self, exchange: Exchange) -> None:
-        declared = next((value for name, value in exchange.headers if name == b"content-length"), b"0")
-        if declared.isdigit() and int(declared) > self.gateway.limits.max_body_bytes:
+        if int(self._content_length or 0) > self.gateway.limits.max_body_bytes:
             exchange.keep_alive = False
             exchange.refuse(BodyTooLarge(self.gateway.limits.body_too_large_text))
         else:
@@ -164,7 +182,7 @@ class HotProtocol(HttpToolsProtocol):
         exchange.body_complete = True
         if exchange.turn:
             self._running = exchange
-            exchange.begin()
+            self.gateway.batch.add(exchange)
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """uvicorn starts the next request of its queue."""
@@ -182,9 +200,28 @@ class HotProtocol(HttpToolsProtocol):
             self._continue_or_refuse(exchange)
         if exchange.body_complete and not exchange.response_complete:
             self._running = exchange
-            exchange.begin()
+            self.gateway.batch.add(exchange)
         elif self._malformed:
             self._refuse_malformed()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's, but for its timer per response: the gateway closes idle connections in one pass a second."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self.idle_since_s = self.gateway.clock()
+        self._hold_back()
+        if self._malformed:
+            self._refuse_malformed()
+
+    def close_if_idle(self, before_s: float) -> None:
+        """Nothing was asked since `before_s`."""
+        if self.idle_since_s is not None and self.idle_since_s <= before_s:
+            self.transport.close()
 
     def exchange_done(self, exchange: Exchange) -> None:
         self._running = None
@@ -195,17 +232,12 @@ class HotProtocol(HttpToolsProtocol):
     def _linger(self) -> None:
         """Answered for the last time, but the client is still sending: closing now would be a reset, which takes the
         answer with it."""
+        if self.transport.is_closing():
+            return
         self._deaf = True
-        self._unset_keepalive_if_required()
         self.flow.resume_reading()
         self.transport.write_eof()
         self.timeout_keep_alive_task = self.loop.call_later(_LINGER_S, self.transport.close)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._hold_back()
-        if self._malformed:
-            self._refuse_malformed()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -226,14 +258,15 @@ class HotProtocol(HttpToolsProtocol):
 
     def _refuse_malformed(self) -> None:
         """The same JSON shape as every other error; never into the middle of another request's answer."""
-        cycle = self.cycle
-        if cycle is not None and not cycle.response_complete and not (cycle is self._reading and cycle.turn):
+        cycle: Any = self.cycle
+        reading = self._reading
+        half_read = reading is not None and reading is cycle and reading.turn
+        if cycle is not None and not cycle.response_complete and not half_read:
             return
         body = error_body(BadHttp("the request is not valid HTTP/1.1"))
         framing = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-        if not self.transport.is_closing():
-            self.transport.write(response_head(400, (), b"", framing) + body)
-            self._linger()
+        self.transport.write(response_head(400, (), b"", framing) + body)
+        self._linger()
 
 
 def hot_protocol(gateway: Gateway) -> type[HotProtocol]:

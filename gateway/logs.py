@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger, Processor
 
 _FRAMES: Final = 3
-_QUIET: Final = {"httpx2": logging.INFO, "httpcore2": logging.WARNING, "asyncio": logging.INFO}
+_QUIET: Final = {"httpx2": logging.WARNING, "httpcore2": logging.WARNING, "asyncio": logging.INFO}
 """Loggers that say too much below these levels: every header, every chunk."""
 _MAX_FOREIGN_CHARS: Final = 500
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from backends.transport import ResponseHead
 
 _USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
+_DONE: Final = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _MAX_CARRY_BYTES: Final = 1 << 20
 _MAX_JSON_BYTES: Final = 8 << 20
 
@@ -95,13 +96,16 @@ class StreamObserver:
             data = self._carry + data
             self._carry = b""
         if not data.endswith((b"\n\n", b"\r\n\r\n", b"\r\r")):
-            end = max(data.rfind(b"\n\n") + 2, data.rfind(b"\r\n\r\n") + 4 if b"\r" in data else 0)
-            end = end if end >= 2 else 0
+            last, last_crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
+            end = max(last + 2 if last >= 0 else 0, last_crlf + 4 if last_crlf >= 0 else 0)
             # over the bound only the tail is kept, enough to see where the event ends
             self._carry = data[end:] if len(data) - end <= _MAX_CARRY_BYTES else data[-4:]
             data = data[:end]
+        self._read(data)
+
+    def _read(self, data: bytes) -> None:
         self.chunks += data.count(b"data:")
-        if b"[DONE]" in data and b"data: [DONE]" in data:
+        if b"[DONE]" in data and _DONE.search(data):
             self.done = True
             self.chunks -= 1
         if b'"usage"' in data and _USAGE.search(data):
@@ -115,7 +119,8 @@ class StreamObserver:
                     self.usage = usage
 
     def finish(self) -> None:
-        pass
+        self._read(self._carry)  # some servers leave the last blank line out
+        self._carry = b""
 
 
 class JsonObserver:
@@ -164,13 +169,9 @@ class Blind:
 
 def observer_for(head: ResponseHead) -> Observer:
     """Who can read this response."""
-    content_type = b""
-    for name, value in head.headers:
-        lower = name.lower()
-        if lower == b"content-type":
-            content_type = value
-        elif lower == b"content-encoding" and value != b"identity":
-            return Blind()
+    if head.compressed:
+        return Blind()
+    content_type = head.content_type
     if content_type.startswith(b"text/event-stream"):
         return StreamObserver()
     if content_type.startswith(b"application/json") and head.status == 200:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 _FIT: Final = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+
+
+def fit_request_id(value: bytes) -> bytes | None:
+    """A client's request id, None if it should not stand in logs and headers."""
+    return value if _FIT.fullmatch(value) else None
 
 
 class RequestIds:
@@ -18,10 +20,6 @@ class RequestIds:
         self._prefix = prefix
         self._count = 0
 
-    def take(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-        """The id of a request with these headers (names in lower case)."""
-        for name, value in headers:
-            if name == b"x-request-id" and _FIT.fullmatch(value):
-                return value
+    def new(self) -> bytes:
         self._count += 1
         return b"%b-%x" % (self._prefix, self._count)

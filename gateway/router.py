@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from backends.health import State
 from gateway import session_id
 from gateway.body import Body, parse_body
 from prefix_index.encoding.protocol import Encoded, Namespace, Prompt
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from backends.backend import Backend
     from backends.instance import Lease
     from backends.registry import Registry
-    from backends.transport import Headers
     from gateway.fleet import FleetState, InstanceState
     from gateway.metrics import BackendMetrics, Metrics, ModelMetrics
     from gateway.models import Model, Models
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vocabulary.errors import UpstreamError
 
 _NO_KEYS: Final = BlockKeys(b"")
+_NO_MATCHES: Final[dict[Holder, int]] = {}
 _EVERYONE: Final = TenantId("")
 
 
@@ -116,6 +117,7 @@ class Router:
         self._fleet = fleet
         self._metrics = metrics
         self._secret = secret
+        self._everyone = session_id.lineage_owner(_EVERYONE, secret)
         self._clock = clock
         self._use_lineage = use_lineage
         self._decision_headers = decision_headers
@@ -123,8 +125,11 @@ class Router:
 
     # Before the fleet.
 
-    def prepare(self, route: str, raw_body: bytes, headers: Headers) -> Prepared | Awaitable[Prepared]:
-        """Raises ClientError or GatewayError. An awaitable where the prompt is encoded off the event loop."""
+    def prepare(self, route: str, raw_body: bytes, raw_session: bytes | None) -> Prepared | Awaitable[Prepared]:
+        """Raises ClientError or GatewayError. An awaitable where the prompt is encoded off the event loop.
+
+        `raw_session`: the session id in the request's headers.
+        """
         body = parse_body(raw_body)
         served_as, model = self._models.resolve(body.model)
         encoded: Encoded | Awaitable[Encoded | None] | None = None
@@ -141,8 +146,8 @@ class Router:
             except Exception:  # a fault of the encoder costs the prediction, not the request
                 self._metrics.encode_fallback("error").value += 1
         if encoded is None or isinstance(encoded, Encoded):
-            return self._prepared(route, served_as, model, body, headers, len(raw_body), encoded)
-        return self._prepare_later(route, served_as, model, body, headers, len(raw_body), encoded)
+            return self._prepared(route, served_as, model, body, raw_session, len(raw_body), encoded)
+        return self._prepare_later(route, served_as, model, body, raw_session, len(raw_body), encoded)
 
     async def _prepare_later(
         self,
@@ -150,7 +155,7 @@ class Router:
         served_as: str,
         model: Model,
         body: Body,
-        headers: Headers,
+        raw_session: bytes | None,
         size: int,
         encoding: Awaitable[Encoded | None],
     ) -> Prepared:
@@ -159,7 +164,7 @@ class Router:
             encoded = await encoding
         except Exception:
             self._metrics.encode_fallback("error").value += 1
-        return self._prepared(route, served_as, model, body, headers, size, encoded)
+        return self._prepared(route, served_as, model, body, raw_session, size, encoded)
 
     def _prepared(
         self,
@@ -167,7 +172,7 @@ class Router:
         served_as: str,
         model: Model,
         body: Body,
-        headers: Headers,
+        raw_session: bytes | None,
         size: int,
         encoded: Encoded | None,
     ) -> Prepared:
@@ -179,7 +184,7 @@ class Router:
             keys, units, block_units = encoded.keys, encoded.units, encoded.block_units
             prompt_id = encoded.prompt_id
             prompt_tokens = model.tokens(units)
-        session, lineage = self._session(body, headers, encoded)
+        session, lineage = self._session(body, raw_session, encoded)
         return Prepared(
             route=route,
             served_as=served_as,
@@ -195,8 +200,10 @@ class Router:
             matched=encoded is not None,
         )
 
-    def _session(self, body: Body, headers: Headers, encoded: Encoded | None) -> tuple[SessionKey | None, bool]:
-        raw_id = session_id.from_headers(headers) or session_id.from_body(
+    def _session(
+        self, body: Body, raw_session: bytes | None, encoded: Encoded | None
+    ) -> tuple[SessionKey | None, bool]:
+        raw_id = raw_session or session_id.from_body(
             body.session_id, body.metadata, body.conversation, body.prompt_cache_key
         )
         if raw_id is not None:
@@ -206,64 +213,51 @@ class Router:
         sessions, keys, prompt_id = self._sessions, encoded.keys, encoded.prompt_id
         found = sessions.find_by_lineage(_EVERYONE, keys, encoded.resumed_blocks, prompt_id, encoded.resumed_id)
         if found is None:
-            found = sessions.unused(session_id.derive_lineage(_EVERYONE, keys, self._secret, prompt_id))
+            found = sessions.unused(session_id.lineage_key(self._everyone, keys, prompt_id))
         return found, True
 
     # The choice.
 
     def candidates(self, prepared: Prepared, tried: Collection[int], now_s: float) -> list[Candidate]:
         """One candidate per backend that has the model, rejected ones included."""
-        matches = self._index.match(prepared.keys) if prepared.keys else {}
+        matches = self._index.match(prepared.keys) if prepared.keys else _NO_MATCHES
         live = self._sessions.live_of_others(prepared.session)
-        return [
-            self._candidate(backend, prepared, matches, live.get(backend.instance.id, 0), tried, now_s)
-            for backend in self._registry.serving(prepared.served_as)
-        ]
-
-    def _candidate(
-        self,
-        backend: Backend,
-        prepared: Prepared,
-        matches: dict[Holder, int],
-        live_tokens: int,
-        tried: Collection[int],
-        now_s: float,
-    ) -> Candidate:
-        instance = backend.instance
-        state = self._fleet.of(instance)
-        instance.expire_pending(now_s)
-        rejected = None
-        if instance.id in tried:
-            rejected = "tried"
-        elif backend.draining:
-            rejected = "draining"
-        elif not backend.health.admits(instance.in_flight, now_s):
-            rejected = backend.health.state.value
-        blocks = matches.get(state.holder, 0)
-        load = instance.engine_load
-        fit = state.fit
-        spec = backend.spec
-        return Candidate(
-            instance.id,
-            spec.name,
-            rejected,
-            min(blocks * prepared.tokens_per_block, prepared.prompt_tokens) if blocks else 0.0,
-            0.0,
-            0.0,
-            instance.in_flight,
-            instance.pending,
-            instance.pending_prefill_s,
-            instance.pending_uncached_tokens,
-            instance.progress_s(now_s),
-            live_tokens,
-            backend.capacity_tokens,
-            fit.p,
-            fit.q,
-            spec.prefill_cap_tokens,
-            spec.by_priority,
-            load.waiting if load is not None else None,
-            load.kv_usage if load is not None else None,
-        )
+        prompt_tokens, tokens_per_block = prepared.prompt_tokens, prepared.tokens_per_block
+        states = self._fleet.states
+        candidates = []
+        for backend in self._registry.serving(prepared.served_as):
+            instance = backend.instance
+            instance_id = instance.id
+            pending = instance.pending
+            progress_s = instance.progress_s(now_s) if pending else 0.0
+            state = states[instance_id]
+            blocks = matches.get(state.holder, 0) if matches else 0
+            usable = backend.health.state is State.UP and not backend.draining and not tried
+            candidates.append(
+                Candidate(
+                    instance_id,
+                    state.backend,
+                    None if usable else _rejected(backend, tried, now_s),
+                    min(blocks * tokens_per_block, prompt_tokens) if blocks else 0.0,
+                    0.0,
+                    0.0,
+                    instance.in_flight,
+                    pending,
+                    instance.pending_prefill_s,
+                    instance.pending_uncached_tokens,
+                    progress_s,
+                    live.get(instance_id, 0),
+                    state.capacity_tokens,
+                    state.p,
+                    state.q,
+                    state.prefill_cap_tokens,
+                    state.by_priority,
+                    state.waiting,
+                    state.kv_usage,
+                    state.trust,
+                )
+            )
+        return candidates
 
     def decide(self, prepared: Prepared, attempt: int, candidates: Sequence[Candidate]) -> Decision:
         """Pure but for the route's random numbers: reserves nothing."""
@@ -288,11 +282,9 @@ class Router:
         chosen = decision.candidate
         if chosen is None:
             raise NoBackendAvailable("no backend that serves this model can take requests now")
-        backend = self._registry.get(chosen.backend)
-        assert backend is not None
-        instance = backend.instance
-        state = self._fleet.of(instance)
-        uncached = prepared.prompt_tokens - decision.cached_tokens
+        state = self._fleet.states[chosen.instance]
+        instance = state.instance
+        uncached = prepared.prompt_tokens - chosen.cached_tokens
         work_s = prefill_s(chosen.p, chosen.q, uncached, prepared.prompt_tokens)
         unqueued = not instance.pending
         lease = instance.lease(uncached, prepared.prompt_tokens, work_s, now_s)
@@ -360,8 +352,7 @@ class Router:
         placement.model_metrics.ttft.observe(ttft_s)
         if placement.unqueued:
             decision = placement.decision
-            state = placement.state
-            state.fit.add(decision.prompt_tokens - decision.cached_tokens, decision.prompt_tokens, ttft_s)
+            placement.state.learn(decision.prompt_tokens - decision.cached_tokens, decision.prompt_tokens, ttft_s)
 
     def settle(self, placement: Placement, usage: Usage | None, chunks: int) -> None:
         """The answer is complete. `chunks` stands for the completion tokens where the engine reports none."""
@@ -397,6 +388,16 @@ class Router:
         prepared = placement.prepared
         if not cancelled and prepared.keys and not placement.lease.instance.retired:
             self._index.remove(placement.state.holder, prepared.keys, placement.held_blocks)
+
+
+def _rejected(backend: Backend, tried: Collection[int], now_s: float) -> str | None:
+    """Why a backend cannot take this request now."""
+    if tried and backend.instance.id in tried:
+        return "tried"
+    if backend.draining:
+        return "draining"
+    health = backend.health
+    return None if health.admits(backend.instance.in_flight, now_s) else health.state.value
 
 
 def explain(router: Router, prepared: Prepared, now_s: float) -> dict[str, object]:

@@ -102,13 +102,18 @@ def derive(tenant: TenantId, raw_id: bytes, secret: bytes) -> SessionKey:
     return SessionKey(blake2b(framed, digest_size=DIGEST_BYTES, key=secret).digest())
 
 
-def derive_lineage(tenant: TenantId, keys: BlockKeys, secret: bytes, prompt_id: int = 0) -> SessionKey:
-    """The key of a new session that has no id: named by its first prompt, so gateways agree without talking.
+def lineage_owner(tenant: TenantId, secret: bytes) -> bytes:
+    """What `lineage_key` takes for a tenant; computed once."""
+    return derive(tenant, _PART + b"lineage", secret)
 
-    `keys` is not empty; `prompt_id` as in `SessionStore.find_by_lineage`. A session that began with the same prompt
-    may have gone on since: `SessionStore.unused` then gives another key.
+
+def lineage_key(owner: bytes, keys: BlockKeys, prompt_id: int = 0) -> SessionKey:
+    """The key of a new session that has no id: named by its first prompt, so that gateways agree on it without talking.
+
+    Both the owner and the prompt's name are already keyed by the secret. `keys` is not empty; `prompt_id` as in
+    `SessionStore.find_by_lineage`.
     """
-    return derive(tenant, b"%blineage%b%b%x" % (_PART, _PART, keys[-KEY_BYTES:], prompt_id), secret)
+    return SessionKey(owner[:KEY_BYTES] + (prompt_id.to_bytes(8, "little") if prompt_id else keys[-KEY_BYTES:]))
 
 
 def _valid(raw: bytes) -> bytes | None:

@@ -99,6 +99,7 @@ class SessionStore:
         self._idle: OrderedDict[SessionKey, _Session] = OrderedDict()
         self._homes: dict[InstanceId, _Home] = {}
         self._lineages: dict[TenantId, _Lineage] = {}
+        self._next_expiry_s = clock()
         self._started = 0
         self._evicted = 0
         self._expired = 0
@@ -127,6 +128,8 @@ class SessionStore:
         if prompt_id and (session := by_prompt.get(prompt_id)) is not None:
             return session
         by_tip = lineage.by_tip
+        if not by_tip:
+            return None
         blocks = memoryview(keys).cast("Q")
         count = len(blocks)
         if 0 < resumed_blocks <= count and (session := by_tip.get(blocks[resumed_blocks - 1])) is not None:
@@ -217,9 +220,9 @@ class SessionStore:
 
     def _expire(self) -> None:
         """Live sessions past the window become idle, idle ones past the TTL go."""
-        if not self._live and not self._idle:
-            return
         now = self._clock()
+        if now < self._next_expiry_s:
+            return
         live, idle = self._live, self._idle
         window_start = now - self._live_window_s
         while live:
@@ -236,6 +239,10 @@ class SessionStore:
                 break
             self._drop(idle, session)
             self._expired += 1
+        # the oldest of either kind is next; a session that is used in the meantime only makes this early
+        oldest_live = next(iter(live.values())).last_used_s if live else now
+        oldest_idle = next(iter(idle.values())).last_used_s if idle else now
+        self._next_expiry_s = min(oldest_live + self._live_window_s, oldest_idle + self._idle_ttl_s)
 
     def _evict_oldest(self) -> None:
         source = self._idle or self._live

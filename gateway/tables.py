@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_PLAIN: Final[dict[str, Any]] = {"highlight": False, "markup": False, "emoji": False}
+"""Names of models and backends are text, whatever brackets they have."""
 
 
 def _number(value: float | None, digits: int = 0) -> str:
@@ -24,7 +27,7 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
     console = console or Console()
     ready = "ready" if status["ready"] else "draining" if status["draining"] else "not ready"
     index, sessions = status["index"], status["sessions"]
-    console.print(f"warmroute {status['version']}: {ready}, config {status['config']}", highlight=False)
+    console.print(f"warmroute {status['version']}: {ready}, config {status['config']}", **_PLAIN)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("backend", "state", "trust", "models"):
         table.add_column(column)
@@ -56,11 +59,11 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
             _number(engine.get("waiting")),
             f"{backend['prefill']['s_per_token'] * 1e6:.1f}",
         )
-    console.print(table)
+    console.print(table, **_PLAIN)
     console.print(
         f"index: {index['blocks']:,} blocks, {index['entries']:,} of {index['max_entries']:,} entries, "
         f"{index['evicted_total']:,} evicted; sessions: {sessions['sessions']:,} known, {sessions['live']:,} live",
-        highlight=False,
+        **_PLAIN,
     )
 
 
@@ -71,7 +74,7 @@ def explain_table(decision: Mapping[str, Any], console: Console | None = None) -
     console.print(
         f"{chosen} by {decision['policy']} ({decision['kind'] or 'none left'}), model {decision['model']}, "
         f"{decision['prompt_tokens']:,.0f} prompt tokens, {decision['cached_tokens']:,.0f} predicted cached",
-        highlight=False,
+        **_PLAIN,
     )
     candidates = sorted(decision["candidates"], key=lambda row: (row["rejected"] is not None, row["cost"] or 0.0))
     terms = list(dict.fromkeys(term for row in candidates for term in row["terms"]))
@@ -97,4 +100,4 @@ def explain_table(decision: Mapping[str, Any], console: Console | None = None) -
             show(row["cost"]),
             note,
         )
-    console.print(table)
+    console.print(table, **_PLAIN)

@@ -40,6 +40,8 @@ class MemoryIndex:
         self._blocks = 0
         self._entries = 0
         self._evicted = 0
+        self._walked: tuple[bytes, list[Node], int, int] | None = None
+        """The last match, until anything changes: every change begins with a walk, or forgets it."""
 
     @property
     def nodes(self) -> int:
@@ -89,6 +91,7 @@ class MemoryIndex:
         return gone
 
     def clear(self, instance: InstanceId) -> int:
+        self._walked = None
         dropped = 0
         for order in [order for holder, order in self._orders.items() if holder.instance == instance]:
             dropped += order.blocks
@@ -98,7 +101,8 @@ class MemoryIndex:
         return dropped
 
     def match(self, keys: BlockKeys) -> dict[Holder, int]:
-        path, _, tail = self._walk(keys)
+        path, at, tail = self._walk(keys)
+        self._walked = keys, path, at, tail
         lengths: dict[Holder, int] = {}
         above, inside = 0, tail // KEY_BYTES
         for node in path:  # downwards: who holds a node holds all above it, and the deeper length replaces the shorter
@@ -118,6 +122,7 @@ class MemoryIndex:
     def set_capacity(self, holder: Holder, blocks: int | None) -> None:
         if blocks is not None and blocks < 0:
             raise ValueError("a capacity cannot be negative")
+        self._walked = None
         order = self._orders.get(holder)
         if order is None:
             if blocks is None:
@@ -134,7 +139,13 @@ class MemoryIndex:
         return IndexStats(self._blocks, self._entries, self._evicted, held)
 
     def _walk(self, keys: bytes) -> tuple[list[Node], int, int]:
-        """The nodes along `keys`, the bytes of `keys` that are in the tree, and how many of them the last node has."""
+        """The nodes along `keys`, the bytes of `keys` that are in the tree, and how many of them the last node has.
+
+        A prompt is matched, then stored: the second walk of the very same keys is the first one's, if nothing changed.
+        """
+        walked, self._walked = self._walked, None
+        if walked is not None and walked[0] is keys:
+            return walked[1], walked[2], walked[3]
         path: list[Node] = []
         at = common = 0
         children = self._root.children

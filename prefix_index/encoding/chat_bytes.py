@@ -7,7 +7,7 @@ which UTF-8 never contains, open what is not text.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from xxhash import xxh3_128_hexdigest
 
@@ -26,16 +26,34 @@ _FIELDS: Final = (
     "reasoning",
     "refusal",
 )
-_TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text", None})
+_TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
 _LONGEST_PART_BYTES: Final = 256
 """A longer part (a data URL, base64 audio) enters as its digest; a plain URL fits and enters as text."""
 
 
+def messages_bytes(raw: Buffer) -> list[bytes] | None:
+    """The bytes of each message of the JSON text of a list; None if it is no list of messages."""
+    messages = load(raw)
+    if not isinstance(messages, list):
+        return None
+    pieces = [_message(message) for message in messages]
+    return None if None in pieces else cast("list[bytes]", pieces)
+
+
 def message_bytes(raw: Buffer) -> bytes | None:
     """`raw` is the JSON text of one message; None if it is not an object, or too deep to write down again."""
-    message = load(raw)
+    return _message(load(raw))
+
+
+def _message(message: Any) -> bytes | None:
     if not isinstance(message, dict):
         return None
+    if len(message) == 2:  # by far the most, and the whole cost of a short prompt
+        role, content = message.get("role"), message.get("content")
+        if type(role) is str and type(content) is str:
+            data = f"{role}\0{content}\0".encode("utf-8", "surrogatepass")
+            if data.count(_NUL) == 2:
+                return data
     try:
         return b"".join(_pieces(message))
     except RecursionError:
@@ -70,8 +88,10 @@ def part_text(part: Any) -> str | None:
     """The text of a content part, None if it is no text part."""
     if isinstance(part, str):
         return part
-    if isinstance(part, dict) and part.get("type") in _TEXT_TYPES and isinstance(part.get("text"), str):
-        text: str = part["text"]
+    if not isinstance(part, dict):
+        return None
+    kind, text = part.get("type"), part.get("text")
+    if isinstance(text, str) and (kind is None or (isinstance(kind, str) and kind in _TEXT_TYPES)):
         return text
     return None
 

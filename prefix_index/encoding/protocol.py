@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
     from vocabulary import BlockKeys
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """What routing reads of a request body. Raw JSON pieces, not yet decoded: only a miss pays for decoding.
 
     Exactly one of `messages` and `prompt` is set for a well-formed request; both None means there is nothing to encode.
@@ -28,8 +26,7 @@ class Prompt:
     """The JSON text of `chat_template_kwargs`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Namespace:
+class Namespace(NamedTuple):
     """What must be equal for two prompts to share cache at all; part of every block key (design: block keys)."""
 
     model: str
@@ -37,8 +34,7 @@ class Namespace:
     cache_salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     keys: BlockKeys
     """Full blocks only."""
     units: int

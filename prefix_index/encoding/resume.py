@@ -6,12 +6,14 @@ over. Bounded in bytes, least recently used first. Safe to use from several thre
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
+from prefix_index.encoding.prompt_ids import prompt_id
 from prefix_index.encoding.protocol import Encoded
 from prefix_index.keys import ChainState, extend
 from vocabulary import KEY_BYTES, BlockKeys
@@ -49,7 +51,7 @@ class SnapshotCache:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._snapshots: dict[bytes, Snapshot] = {}
+        self._snapshots: OrderedDict[bytes, Snapshot] = OrderedDict()
         self._lock = Lock()
 
     @property
@@ -71,8 +73,7 @@ class SnapshotCache:
             self._snapshots[digest] = snapshot
             self._bytes += _cost(snapshot)
             while self._bytes > self._max_bytes:
-                oldest = next(iter(self._snapshots))
-                self._bytes -= _cost(self._snapshots.pop(oldest))
+                self._bytes -= _cost(self._snapshots.popitem(last=False)[1])
 
     def clear(self) -> None:
         with self._lock:
@@ -99,7 +100,7 @@ class PromptEnds:
 
     def __init__(self, max_ends: int) -> None:
         self._max_ends = max_ends
-        self._ends: dict[bytes, tuple[bytes, ...]] = {}
+        self._ends: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._lock = Lock()
 
     def resume(self, root: Snapshot, known: Snapshot, rest: bytes, end: Snapshot, block_bytes: int) -> Chained:
@@ -130,12 +131,12 @@ class PromptEnds:
             others = [other for other in self._ends.pop(anchor, ()) if other != partial]
             self._ends[anchor] = (*others[-_ENDS_PER_KEY + 1 :], partial)
             if len(self._ends) > self._max_ends:
-                del self._ends[next(iter(self._ends))]
+                self._ends.popitem(last=False)
 
 
 def chain_id(root: Snapshot, end: Snapshot) -> int:
     """Names the prompt that ends here, partial block included. Never 0."""
-    return _id(_anchor(root, end, end.blocks), end.state.partial)
+    return prompt_id(root.state.digest, end.keys, end.blocks, end.state.partial)
 
 
 def _anchor(root: Snapshot, end: Snapshot, blocks: int) -> bytes:

@@ -94,7 +94,7 @@ class TokensEncoder:
         # by its messages and not by its ids: what a template writes to start an answer is often gone in the next turn
         prompt_id, resumed_id = self._turns.resume(root.state.digest, tools, raw)
         encoded = self._texts.encode(root, text).encoded(self._block_tokens)
-        return replace(encoded, prompt_id=prompt_id, resumed_id=resumed_id)
+        return encoded._replace(prompt_id=prompt_id, resumed_id=resumed_id)
 
     def _completion(self, raw: bytes, root: Snapshot) -> Encoded | None:
         data = read_prompt(raw)

@@ -8,6 +8,7 @@ same boundaries, and the longest known one.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -65,7 +66,7 @@ class TurnFinder:
 
     def __init__(self, max_anchors: int = 16_384) -> None:
         self._max_anchors = max_anchors
-        self._heads: dict[bytes, tuple[_Head, ...]] = {}
+        self._heads: OrderedDict[bytes, tuple[_Head, ...]] = OrderedDict()
         self._lock = Lock()
 
     def locate(self, namespace: bytes, tools: bytes, raw: bytes, known: Callable[[bytes], T | None]) -> Located[T]:
@@ -90,7 +91,7 @@ class TurnFinder:
             newest = sorted([head, *others[: _HEADS_PER_ANCHOR - 1]], key=_size, reverse=True)
             self._heads[anchor] = tuple(newest)
             if len(self._heads) > self._max_anchors:
-                del self._heads[next(iter(self._heads))]
+                self._heads.popitem(last=False)
 
 
 class KnownTurns:
@@ -99,7 +100,7 @@ class KnownTurns:
     def __init__(self, max_turns: int = 16_384) -> None:
         self._finder = TurnFinder(max_turns)
         self._max_turns = max_turns
-        self._turns: dict[bytes, int] = {}
+        self._turns: OrderedDict[bytes, int] = OrderedDict()
         self._lock = Lock()
 
     def resume(self, namespace: bytes, tools: bytes, raw: bytes) -> tuple[int, int]:
@@ -110,7 +111,7 @@ class KnownTurns:
             self._turns.pop(located.end, None)
             self._turns[located.end] = prompt_id
             if len(self._turns) > self._max_turns:
-                del self._turns[next(iter(self._turns))]
+                self._turns.popitem(last=False)
         self._finder.remember(located)
         return prompt_id, located.known or 0
 

@@ -67,9 +67,9 @@ def test_answers_that_do_not_stream_count_as_decoding_after_their_predicted_firs
     instance = make_instance()
     lease = instance.lease(1, 1, 1.0, now_s=0.0)
     lease.assumed_first_token_s = 1.5
-    instance.expire_pending(1.0)
+    assert instance.progress_s(1.0) == 1.0
     assert len(instance.pending) == 1
-    instance.expire_pending(1.5)
+    assert instance.progress_s(1.5) == 0.0
     assert (len(instance.pending), instance.in_flight) == (0, 1)
     lease.end(2.0)
     assert instance.in_flight == 0

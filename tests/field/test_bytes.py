@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import zlib
 
 import brotli
 import pytest
 import zstandard
 
 from tests.support.gateway import chat, running_gateway
-from tests.support.upstream import SSE_HEAD, ScriptedUpstream, Served, chunk, token
+from tests.support.upstream import DONE, SSE_HEAD, ScriptedUpstream, Served, chunk, token
 
 VENDOR_BODY = (
     '{"model": "m", "messages": [{"role": "user", "content": "caf\\u00e9 \\ud83d\\ude00 ünï"}],  '
@@ -83,6 +84,53 @@ async def test_o19_compressed_bodies_pass_as_they_are(encoding: str, status: int
         assert response.header("content-encoding") == encoding
         assert response.header("content-length") == str(len(packed))
         assert await response.read() == packed
+
+
+async def test_o19_no_encoding_is_asked_for_that_the_client_did_not_ask_for() -> None:
+    plain = json.dumps({"choices": [{"message": {"content": "x" * 5000}}]}).encode()
+
+    async def script(served: Served) -> None:
+        assert served.header("accept-encoding") is None
+        await served.respond(plain)
+
+    async with ScriptedUpstream(script) as upstream, running_gateway([upstream.url]) as gw, gw.client() as client:
+        response = await client.ask(chat())
+        assert response.header("content-encoding") is None
+        assert await response.read() == plain
+
+
+async def test_o19_a_compressed_stream_passes_as_it_is() -> None:
+    packer = zlib.compressobj(wbits=31)
+    pieces = [packer.compress(token(str(number))) + packer.flush(zlib.Z_SYNC_FLUSH) for number in range(5)]
+    pieces.append(packer.compress(DONE) + packer.flush())
+
+    async def script(served: Served) -> None:
+        await served.write(SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n"))
+        for piece in pieces:
+            await served.write(chunk(piece))
+        await served.write(b"0\r\n\r\n")
+
+    async with ScriptedUpstream(script) as upstream, running_gateway([upstream.url]) as gw, gw.client() as client:
+        response = await client.ask(chat(stream=True), headers={"accept-encoding": "gzip"})
+        assert response.header("content-encoding") == "gzip"
+        body = await response.read()
+        assert body == b"".join(pieces)
+        assert gzip.decompress(body) == b"".join(token(str(number)) for number in range(5)) + DONE
+        assert response.complete
+
+
+async def test_o19_a_compressed_stream_that_dies_is_not_patched_with_plain_text() -> None:
+    packer = zlib.compressobj(wbits=31)
+    piece = packer.compress(token("a")) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+    async def script(served: Served) -> None:
+        await served.write(SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n") + chunk(piece))
+        served.reset()
+
+    async with ScriptedUpstream(script) as upstream, running_gateway([upstream.url]) as gw, gw.client() as client:
+        response = await client.ask(chat(stream=True), headers={"accept-encoding": "gzip"})
+        assert await response.read() == piece
+        assert not response.complete, "never a clean end"
 
 
 async def test_headers_pass_but_for_hop_by_hop_credentials_and_internal_names() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import openai
@@ -138,16 +139,21 @@ async def test_o15_a_whole_answer_cut_short_closes_the_connection(framing: str) 
         gw.assert_at_rest()
 
 
-async def test_o16_no_retry_after_partial_output() -> None:
+@pytest.mark.parametrize("chunks", [3, 0], ids=["three chunks", "only the head"])
+async def test_o16_no_retry_after_partial_output(chunks: int) -> None:
     async def dies(served: Served) -> None:
-        await served.write(SSE_HEAD + chunk(token("from the first")) * 3)
+        await served.write(SSE_HEAD + chunk(token("from the first")) * chunks)
+        await head_seen.wait()
         served.reset()
+
+    head_seen = asyncio.Event()
 
     async with ScriptedUpstream(dies) as a, ScriptedUpstream(dies) as b, running_gateway([a.url, b.url]) as gw:
         async with gw.client() as client:
             response = await client.ask(chat(stream=True))
+            head_seen.set()
             body = await response.read()
-            assert body.count(b"from the first") == 3
+            assert body.count(b"from the first") == chunks
             assert b"upstream_truncated" in body
             assert len(a.requests) + len(b.requests) == 1
         gw.assert_at_rest()

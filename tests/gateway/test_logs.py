@@ -106,10 +106,11 @@ def test_uvicorn_and_the_http_client_go_through_the_chain(out: io.StringIO) -> N
     configure("debug", "json", out)
     logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
     logging.getLogger("httpx2").info("HTTP Request: GET http://h/health?api_key=%s", CANARY)
+    logging.getLogger("httpx2").warning("odd answer from http://h/health?api_key=%s", CANARY)
     logging.getLogger("httpcore2.http11").debug("receive_response_headers %s", CANARY)
     assert [line["event"] for line in lines(out)] == [
         "Started server process [7]",
-        "HTTP Request: GET http://h/health?api_key=[redacted]",
+        "odd answer from http://h/health?api_key=[redacted]",
     ]
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gateway.session_id import derive, derive_lineage, from_body, from_headers
+from gateway.session_id import derive, from_body, from_headers, lineage_key, lineage_owner
 from vocabulary import BlockKeys, TenantId
 
 SECRET = b"deployment secret"
@@ -100,11 +100,12 @@ def test_keys_depend_on_tenant_id_and_secret() -> None:
 
 def test_lineage_keys_are_named_by_the_first_prompt() -> None:
     keys = BlockKeys(b"A" * 8 + b"B" * 8)
-    first = derive_lineage(ACME, keys, SECRET, prompt_id=5)
-    assert derive_lineage(ACME, keys, SECRET, prompt_id=5) == first
-    assert derive_lineage(ACME, keys, SECRET, prompt_id=6) != first
-    assert derive_lineage(OTHER, keys, SECRET, prompt_id=5) != first
-    assert derive_lineage(ACME, BlockKeys(keys[:8]), SECRET, prompt_id=5) != first
+    first = lineage_key(lineage_owner(ACME, SECRET), keys, 5)
+    assert lineage_key(lineage_owner(ACME, SECRET), keys, 5) == first
+    assert lineage_key(lineage_owner(ACME, SECRET), keys, 6) != first
+    assert lineage_key(lineage_owner(OTHER, SECRET), keys, 5) != first
+    unnamed = lineage_key(lineage_owner(ACME, SECRET), keys)
+    assert lineage_key(lineage_owner(ACME, SECRET), BlockKeys(keys[:8])) != unnamed
 
 
 @pytest.mark.parametrize("secret", [b"", b"x" * 65])

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.session_id import derive_lineage
+from gateway.session_id import lineage_key, lineage_owner
 from gateway.sessions import SessionStore
 from vocabulary import BlockKeys, InstanceId, SessionKey, TenantId
 
@@ -127,7 +127,7 @@ class TestLiveTokens:
 def start(store: SessionStore, keys: BlockKeys, prompt_id: int = 0, resumed_id: int = 0) -> SessionKey:
     """What the gateway does with a request that has no session id."""
     found = store.find_by_lineage(ACME, keys, 0, prompt_id, resumed_id)
-    session = found or store.unused(derive_lineage(ACME, keys, b"secret", prompt_id))
+    session = found or store.unused(lineage_key(lineage_owner(ACME, b"secret"), keys, prompt_id))
     store.record(session, A, 100, ACME, keys, prompt_id)
     return session
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import httptools
@@ -16,10 +17,10 @@ from tests.support.gateway import request_bytes
 from tests.support.upstream import DONE, SSE_HEAD, chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 _METRICS = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nprocess_start_time_seconds %d\n"
+_SEND_BUFFER_BYTES = 32 * 1024
 _LAST = chunk(DONE) + b"0\r\n\r\n"
 
 
@@ -35,10 +36,8 @@ def paced(
 class StreamUpstream:
     """A backend on a port of its own. `kill` and `listen` again are a process that dies and comes back."""
 
-    def __init__(self, models: tuple[str, ...] = ("m",), note: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, models: tuple[str, ...] = ("m",)) -> None:
         self.models = models
-        self.note = note
-        """Called with the parsed body of every POST."""
         self.port = 0
         self.lives = 0
         self.requests = 0
@@ -56,8 +55,12 @@ class StreamUpstream:
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()
         self.lives += 1
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", self.port, backlog=2048)
-        self.port = self._server.sockets[0].getsockname()[1]
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)  # connections inherit it
+        listener.bind(("127.0.0.1", self.port))
+        self._server = await loop.create_server(lambda: _Connection(self), sock=listener, backlog=2048)
+        self.port = listener.getsockname()[1]
 
     async def kill(self) -> None:
         """Stop listening and reset every connection."""
@@ -68,6 +71,14 @@ class StreamUpstream:
         for connection in list(self.connections):
             connection.transport.abort()
         await server.wait_closed()
+
+    def freeze(self) -> socket.socket:
+        """Accept no connection any more, with a queue of one. The caller closes the listening socket that it gets."""
+        assert self._server is not None
+        kept = self._server.sockets[0].dup()
+        self._server.close()
+        kept.listen(0)
+        return kept
 
     async def __aenter__(self) -> Self:
         await self.listen()
@@ -135,8 +146,6 @@ class _Connection(asyncio.Protocol):
         upstream.requests += 1
         upstream.open += 1
         self._answering = True
-        if upstream.note is not None:
-            upstream.note(request)
         pace = request["pace"]
         self._left, self._gap_s = pace["events"], pace["gap_s"]
         text = json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * pace["size"]}}]})
@@ -194,8 +203,19 @@ class StreamClient(asyncio.Protocol):
         self.lost = asyncio.Event()
 
     @classmethod
-    async def connect(cls, host: str, port: int) -> StreamClient:
-        _, client = await asyncio.get_running_loop().create_connection(cls, host, port)
+    async def connect(cls, host: str, port: int, receive_buffer_bytes: int | None = None) -> StreamClient:
+        """A small receive buffer makes a client that does not read felt early."""
+        sock = socket.socket()
+        if receive_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_connect(sock, (host, port))
+            _, client = await loop.create_connection(cls, sock=sock)
+        except BaseException:
+            sock.close()
+            raise
         return client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -1,0 +1,62 @@
+"""Ids of the last prompts, to find in a new one the earlier prompt that it continues.
+
+Invariant: an id depends on the namespace and the canonical bytes of the whole prompt, on nothing else: both ways of
+encoding a chat, whole or from where an earlier turn left off, give one prompt one id.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from xxhash import xxh3_64_intdigest
+
+from vocabulary import KEY_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from vocabulary import BlockKeys
+
+
+def prompt_id(root_digest: bytes, keys: BlockKeys, blocks: int, partial: bytes) -> int:
+    """Names the prompt of `blocks` full blocks of `keys` and what follows them. Never 0."""
+    anchor = keys[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES] if blocks else root_digest
+    return xxh3_64_intdigest(anchor + partial) or 1
+
+
+class PromptIds:
+    """At most `max_ids`, the oldest go first. Safe to use from several threads."""
+
+    def __init__(self, max_ids: int = 65_536) -> None:
+        self._max_ids = max_ids
+        self._ids: OrderedDict[int, None] = OrderedDict()
+        self._lock = Lock()
+
+    def add(self, prompt: int) -> bool:
+        """False if it was known; it counts as new either way."""
+        with self._lock:
+            ids = self._ids
+            if prompt in ids:
+                ids.move_to_end(prompt)
+                return False
+            ids[prompt] = None
+            if len(ids) > self._max_ids:
+                ids.popitem(last=False)
+            return True
+
+    def longest(
+        self, root_digest: bytes, keys: BlockKeys, data: bytes, ends: Iterable[int], block_bytes: int
+    ) -> tuple[int, int]:
+        """(full blocks, id) of the longest known prompt that ends at one of `ends`, bytes of `data` in ascending order.
+
+        (0, 0) if there is none. `keys` are those of `data`, whose start is the start of the chain.
+        """
+        known = self._ids
+        for end in reversed(list(ends)):
+            blocks = end // block_bytes
+            found = prompt_id(root_digest, keys, blocks, data[blocks * block_bytes : end])
+            if found in known:
+                return blocks, found
+        return 0, 0

@@ -1,0 +1,196 @@
+"""Reading of streams and answers as they go by: usage and the end mark, however the network cuts them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from backends.response import ResponseReader
+from gateway.observe import Blind, JsonObserver, StreamObserver, observer_for
+
+USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 64}}
+PLAIN = {"choices": [{"index": 0, "delta": {"content": "é🙂"}}], "usage": None}
+
+
+def sse(*payloads: Any, end: bytes = b"\n") -> bytes:
+    lines = [p if isinstance(p, bytes) else json.dumps(p, ensure_ascii=False).encode() for p in payloads]
+    return b"".join(b"data: " + line + end + end for line in lines)
+
+
+def observed(*pieces: bytes) -> StreamObserver:
+    observer = StreamObserver()
+    for piece in pieces:
+        observer.feed(piece)
+    observer.finish()
+    return observer
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+@pytest.mark.parametrize("shape", ["own chunk", "last content chunk"])
+def test_o18_usage_is_read_wherever_the_stream_is_cut(shape: str, end: bytes) -> None:
+    if shape == "own chunk":  # O22 (a)
+        stream = sse(PLAIN, PLAIN, {"choices": [], "usage": USAGE}, b"[DONE]", end=end)
+    else:  # O22 (b)
+        stream = sse(PLAIN, {**PLAIN, "usage": USAGE}, b"[DONE]", end=end)
+    whole = observed(stream)
+    for cut in range(len(stream) + 1):
+        observer = observed(stream[:cut], stream[cut:])
+        assert observer.usage is not None, cut
+        assert (observer.usage.prompt_tokens, observer.usage.completion_tokens) == (100, 7)
+        assert observer.usage.cached_tokens == 64
+        assert observer.done, cut
+        assert observer.chunks == whole.chunks, cut
+        assert observer.at_boundary
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+def test_o18_one_byte_at_a_time(end: bytes) -> None:
+    stream = sse(PLAIN, PLAIN, {"choices": [], "usage": USAGE}, b"[DONE]", end=end)
+    observer = observed(*(stream[i : i + 1] for i in range(len(stream))))
+    assert observer.usage == observed(stream).usage is not None
+    assert observer.done
+    assert observer.chunks == 3
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+def test_a_half_sent_event_is_no_boundary(end: bytes) -> None:
+    stream = sse(PLAIN, end=end)
+    for cut in range(1, len(stream)):
+        observer = StreamObserver()
+        observer.feed(stream + stream[:cut])
+        assert not observer.at_boundary, cut
+    observer = StreamObserver()
+    assert observer.at_boundary
+    observer.feed(stream)
+    assert observer.at_boundary
+
+
+def test_the_last_usage_counts() -> None:
+    chunks = [{**PLAIN, "usage": {**USAGE, "completion_tokens": n}} for n in (1, 2, 3)]
+    usage = observed(sse(*chunks, PLAIN, b"[DONE]")).usage
+    assert usage is not None
+    assert usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['"usage": {"prompt_tokens": 5}', 'data: {"usage": {"prompt_tokens": 5}}', '\n\ndata: {"usage": {}}\n\n', "usage"],
+)
+def test_text_that_looks_like_usage_is_text(content: str) -> None:
+    event = {"choices": [{"index": 0, "delta": {"content": content, "usage": "x"}}]}
+    assert observed(sse(event, b"[DONE]")).usage is None
+    nested = {"choices": [{"index": 0, "delta": {"usage": {"prompt_tokens": 5}}}]}
+    assert observed(sse(nested, b"[DONE]")).usage is None
+
+
+@pytest.mark.parametrize(
+    "usage",
+    ["many", 5, [], {"prompt_tokens": "5"}, {"prompt_tokens": None}, {"prompt_tokens": 5, "prompt_tokens_details": 1}],
+)
+def test_odd_usage_is_no_usage(usage: Any) -> None:
+    observer = observed(sse({"usage": USAGE}, {"usage": usage}, b"[DONE]"))
+    assert observer.usage is not None
+    assert observer.usage.prompt_tokens == 100, "the odd one is passed over"
+    assert observer.done
+
+
+@pytest.mark.parametrize("details", [None, {}, {"cached_tokens": None}, "absent"])
+def test_cached_tokens_may_be_unknown(details: Any) -> None:
+    usage = {"prompt_tokens": 5, **({} if details == "absent" else {"prompt_tokens_details": details})}
+    for read in (observed(sse({"usage": usage})).usage, whole({"usage": usage}).usage):
+        assert read is not None
+        assert read.cached_tokens is None
+        assert read.completion_tokens is None
+
+
+@pytest.mark.parametrize("stream", [b"data: [DONE]\n\n", b"data:[DONE]\n\n", b"data: [DONE]\n", b"data: [DONE]"])
+def test_the_end_mark_in_its_spellings(stream: bytes) -> None:
+    observer = observed(sse(PLAIN) + stream)
+    assert observer.done
+    assert observer.chunks == 1
+
+
+@pytest.mark.parametrize("stream", [b"", sse(PLAIN), sse({"content": "data: [DONE]"}), b": [DONE]\n\n", b"[DONE]\n\n"])
+def test_no_end_mark(stream: bytes) -> None:
+    assert not observed(stream).done
+
+
+def test_comments_names_and_ids_are_passed_over() -> None:
+    stream = b": ping\n\nevent: x\nid: 5\n" + sse({"usage": USAGE}) + b": ping\n\n" + sse(b"[DONE]")
+    observer = observed(stream)
+    assert observer.usage is not None
+    assert observer.done
+
+
+def test_an_event_without_end_is_not_kept_without_bound() -> None:
+    observer = StreamObserver()
+    observer.feed(b"data: ")
+    for _ in range(64):
+        observer.feed(b"x" * 65_536)
+        assert len(observer._carry) <= 1 << 20
+    assert not observer.at_boundary
+    observer.feed(b"\n\n" + sse({"usage": USAGE}, b"[DONE]"))
+    assert observer.usage is not None
+    assert observer.done
+
+
+def whole(body: Any, cut: int = 1) -> JsonObserver:
+    observer = JsonObserver()
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    observer.feed(raw[:cut])
+    observer.feed(raw[cut:])
+    observer.finish()
+    return observer
+
+
+def test_usage_of_a_whole_answer_wherever_it_is_cut() -> None:
+    raw = json.dumps({"choices": [{"message": {"content": '"usage": {}'}}], "usage": USAGE}).encode()
+    for cut in range(len(raw)):
+        usage = whole(raw, cut).usage
+        assert usage is not None
+        assert usage.cached_tokens == 64
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"usage": null}'])
+def test_an_answer_that_is_no_json_object_has_no_usage(raw: bytes) -> None:
+    assert whole(raw).usage is None
+
+
+def test_a_huge_answer_is_passed_over() -> None:
+    observer = JsonObserver()
+    for _ in range(9):
+        observer.feed(b" " * (1 << 20))
+    assert not observer._parts
+    observer.feed(json.dumps({"usage": USAGE}).encode())
+    observer.finish()
+    assert observer.usage is None
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "kind"),
+    [
+        (200, {"content-type": "text/event-stream"}, StreamObserver),
+        (200, {"Content-Type": "text/event-stream; charset=utf-8"}, StreamObserver),
+        (200, {"content-type": "application/json"}, JsonObserver),
+        (200, {"content-type": "application/json", "content-encoding": "identity"}, JsonObserver),
+        (400, {"content-type": "application/json"}, Blind),
+        (200, {"content-type": "application/json", "Content-Encoding": "gzip"}, Blind),
+        (200, {"content-type": "text/event-stream", "content-encoding": "zstd"}, Blind),
+        (200, {"content-type": "text/html"}, Blind),
+        (200, {}, Blind),
+    ],
+)
+def test_what_is_observed_how(status: int, headers: dict[str, str], kind: type) -> None:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    reader = ResponseReader()
+    reader.feed(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n{lines}\r\n".encode())
+    head = reader.take_head()
+    assert head is not None
+    observer = observer_for(head)
+    assert type(observer) is kind
+    if kind is Blind:
+        observer.feed(b"data: x\n\n")
+        observer.finish()
+        assert (observer.usage, observer.chunks, observer.done) == (None, 0, True)
