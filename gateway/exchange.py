@@ -45,35 +45,29 @@ def _retry_reason(error: UpstreamError) -> RetryReason:
 
 
 class Exchange:
-    __slots__ = (
-        "_attempt",
-        "_body",
-        "_call",
-        "_chunked",
-        "_gateway",
-        "_head_sent",
-        "_last_data_s",
-        "_observer",
-        "_placement",
-        "_prepared",
-        "_preparing",
-        "_protocol",
-        "_request_id",
-        "_status",
-        "_streaming",
-        "_tried",
-        "body_complete",
-        "disconnected",
-        "expect_continue",
-        "head",
-        "http10",
-        "keep_alive",
-        "response_complete",
-        "route",
-        "size",
-        "target",
-        "turn",
-    )
+    # The initial state stands here: most requests change few of it, and setting none is cheaper than setting all.
+    http10 = False
+    keep_alive = True
+    expect_continue = False
+    turn = False
+    """Earlier requests of the connection are answered."""
+    body_complete = False
+    size = 0
+    response_complete = False
+    disconnected = False
+    _prepared: Prepared | None = None
+    _preparing: asyncio.Task[None] | None = None
+    _placement: Placement | None = None
+    _call: Call | None = None
+    _attempt = 0
+    _tried: frozenset[int] = frozenset()
+    _head_sent = False
+    _chunked = False
+    _status = 0
+    _observer: Observer = Blind()
+    _request_id = b""
+    _streaming = False
+    _last_data_s = 0.0
 
     def __init__(self, gateway: Gateway, protocol: HotProtocol, route: str, target: bytes, head: RequestHead) -> None:
         self._gateway = gateway
@@ -81,29 +75,7 @@ class Exchange:
         self.route = route
         self.target = target
         self.head = head
-        self.http10 = False
-        self.keep_alive = True
-        self.expect_continue = False
-        self.turn = False
-        """Earlier requests of the connection are answered."""
-        self.body_complete = False
-        self.size = 0
         self._body: list[bytes] = []
-        self.response_complete = False
-        self.disconnected = False
-        self._prepared: Prepared | None = None
-        self._preparing: asyncio.Task[None] | None = None
-        self._placement: Placement | None = None
-        self._call: Call | None = None
-        self._attempt = 0
-        self._tried: frozenset[int] = frozenset()
-        self._head_sent = False
-        self._chunked = False
-        self._status = 0
-        self._observer: Observer = Blind()
-        self._request_id = b""
-        self._streaming = False
-        self._last_data_s = 0.0
 
     # What uvicorn's protocol touches on its cycle.
 

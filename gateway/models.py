@@ -30,9 +30,9 @@ class Model:
     ratios: BytesPerToken | None
     """Bytes per engine token for the `bytes` encoding; None where the encoding's units are tokens."""
 
-    def tokens(self, units: float) -> float:
-        """Engine tokens of a length in the encoding's units."""
-        return units / self.ratios.ratio(self.name) if self.ratios is not None else units
+    def tokens_per_unit(self) -> float:
+        """Engine tokens in one unit of the encoding."""
+        return 1.0 / self.ratios.ratio(self.name) if self.ratios is not None else 1.0
 
     def learn(self, units: int, tokens: int) -> None:
         """The engine counted `tokens` in a prompt of so many units."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vocabulary.errors import UpstreamError
 
 _NO_KEYS: Final = BlockKeys(b"")
+_NO_HINTS: Final = (None, None, None, None)
 _NO_MATCHES: Final[dict[Holder, int]] = {}
 _EVERYONE: Final = TenantId("")
 
@@ -50,9 +51,12 @@ class Prepared:
     streams: bool
     session: SessionKey | None
     lineage: bool
-    """The session was found (or begun) by its prompt, not by an id."""
+    """The session is found (or begun) by its prompt, not by an id: when the request is placed, for one before it in the
+    same turn may be of it too."""
     keys: BlockKeys
+    resumed_blocks: int
     prompt_id: int
+    resumed_id: int
     units: int
     prompt_tokens: float
     tokens_per_block: float
@@ -176,50 +180,48 @@ class Router:
         size: int,
         encoded: Encoded | None,
     ) -> Prepared:
+        raw_id = raw_session
+        if raw_id is None:
+            hints = body.session_id, body.metadata, body.conversation, body.prompt_cache_key
+            if hints != _NO_HINTS:
+                raw_id = session_id.from_body(*hints)
+        session = session_id.derive(_EVERYONE, raw_id, self._secret) if raw_id is not None else None
+        streams = body.stream is True
         if encoded is None:
-            keys, units, block_units, prompt_id = _NO_KEYS, 0, 0, 0
             # nothing could be read of it: the length of the body is the best guess, in bytes
-            prompt_tokens = size / DEFAULT_BYTES_PER_TOKEN
-        else:
-            keys, units, block_units = encoded.keys, encoded.units, encoded.block_units
-            prompt_id = encoded.prompt_id
-            prompt_tokens = model.tokens(units)
-        session, lineage = self._session(body, raw_session, encoded)
+            tokens = size / DEFAULT_BYTES_PER_TOKEN
+            return Prepared(route, served_as, model, streams, session, False, _NO_KEYS, 0, 0, 0, 0, tokens, 0.0, False)
+        keys, units, block_units, resumed_blocks, prompt_id, resumed_id = encoded
+        tokens_per_unit = model.tokens_per_unit()
         return Prepared(
-            route=route,
-            served_as=served_as,
-            model=model,
-            streams=body.streams,
-            session=session,
-            lineage=lineage,
-            keys=keys,
-            prompt_id=prompt_id,
-            units=units,
-            prompt_tokens=prompt_tokens,
-            tokens_per_block=model.tokens(block_units),
-            matched=encoded is not None,
+            route,
+            served_as,
+            model,
+            streams,
+            session,
+            session is None and self._use_lineage and bool(keys),
+            keys,
+            resumed_blocks,
+            prompt_id,
+            resumed_id,
+            units,
+            units * tokens_per_unit,
+            block_units * tokens_per_unit,
+            True,
         )
 
-    def _session(
-        self, body: Body, raw_session: bytes | None, encoded: Encoded | None
-    ) -> tuple[SessionKey | None, bool]:
-        raw_id = raw_session or session_id.from_body(
-            body.session_id, body.metadata, body.conversation, body.prompt_cache_key
-        )
-        if raw_id is not None:
-            return session_id.derive(_EVERYONE, raw_id, self._secret), False
-        if not self._use_lineage or encoded is None or not encoded.keys:
-            return None, False
-        sessions, keys, prompt_id = self._sessions, encoded.keys, encoded.prompt_id
-        found = sessions.find_by_lineage(_EVERYONE, keys, encoded.resumed_blocks, prompt_id, encoded.resumed_id)
-        if found is None:
-            found = sessions.unused(session_id.lineage_key(self._everyone, keys, prompt_id))
-        return found, True
+    def _continued(self, prepared: Prepared) -> SessionKey:
+        """The session that the prompt extends, or a new one."""
+        sessions, keys, prompt_id = self._sessions, prepared.keys, prepared.prompt_id
+        found = sessions.find_by_lineage(_EVERYONE, keys, prepared.resumed_blocks, prompt_id, prepared.resumed_id)
+        return found or sessions.unused(session_id.lineage_key(self._everyone, keys, prompt_id))
 
     # The choice.
 
     def candidates(self, prepared: Prepared, tried: Collection[int], now_s: float) -> list[Candidate]:
         """One candidate per backend that has the model, rejected ones included."""
+        if prepared.lineage and prepared.session is None:
+            prepared.session = self._continued(prepared)
         matches = self._index.match(prepared.keys) if prepared.keys else _NO_MATCHES
         live = self._sessions.live_of_others(prepared.session)
         prompt_tokens, tokens_per_block = prepared.prompt_tokens, prepared.tokens_per_block

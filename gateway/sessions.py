@@ -7,7 +7,8 @@ prompt without a known tip.
 **Lineage.** Requests without an id are told apart by what they extend.
 
 1. By identity: the encoder names each prompt by a digest, and names the longest earlier prompt that it found as a head
-   of this one. That prompt's session goes on. An equal prompt is a resend, hence the same session.
+   of this one. That prompt's session goes on. An equal prompt goes on with nothing: many samples of one prompt are many
+   sessions, which may spread; a resend finds its cache by the prefix.
 2. By tip, the chained key of the last full block of a session's last prompt, where the encoder names nothing (its
    memory is bounded, and text prompts have no messages): a prompt that holds a tip extends it, the longest one wins.
    A first prompt leaves a tip only if it has no name: what follows its last full block is not in the key, so users
@@ -123,9 +124,9 @@ class SessionStore:
         if lineage is None or not keys:
             return None
         by_prompt = lineage.by_prompt
+        if resumed_id == prompt_id != 0:
+            return None
         if resumed_id and (session := by_prompt.get(resumed_id)) is not None:
-            return session
-        if prompt_id and (session := by_prompt.get(prompt_id)) is not None:
             return session
         by_tip = lineage.by_tip
         if not by_tip:
@@ -163,24 +164,28 @@ class SessionStore:
         home = self._homes.get(instance)
         if home is None:
             home = self._homes[instance] = _Home(instance)
-        record = self._live.pop(session, None) or self._idle.pop(session, None)
-        if record is None:
-            record = _Session(home)
-            home.sessions += 1
-        elif record.live:
+        live = self._live
+        record = live.get(session)
+        if record is not None:
             record.home.live_tokens -= record.tokens
+            live.move_to_end(session)
+        else:
+            record = self._idle.pop(session, None)
+            if record is None:
+                record = _Session(home)
+                home.sessions += 1
+            record.live = True
+            live[session] = record
         if record.home is not home:
             home.sessions += 1
             self._leave(record.home)
             record.home = home
-        record.tokens = round(context_tokens)
+        record.tokens = tokens = round(context_tokens)
         record.last_used_s = self._clock()
-        record.live = True
-        home.live_tokens += record.tokens
-        self._live[session] = record
+        home.live_tokens += tokens
         if tenant is not None and keys:
             self._move_on(session, record, tenant, int(memoryview(keys).cast("Q")[-1]), prompt_id)
-        if len(self._live) + len(self._idle) > self._max_sessions:
+        if len(live) + len(self._idle) > self._max_sessions:
             self._evict_oldest()
 
     def live_tokens(self, instance: InstanceId, excluding: SessionKey | None = None) -> int:

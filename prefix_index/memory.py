@@ -234,10 +234,27 @@ class MemoryIndex:
 
     def _evict_from(self, order: Order, blocks: int) -> None:
         while blocks and (entry := order.oldest) is not None:
-            part = min(blocks, entry.count)
-            self._heal_below(self._shorten(entry, part))
+            part = entry.count if entry.count < blocks else blocks
+            node = entry.node
+            if part == entry.count and node.children is None and len(node.entries) == 1:
+                self._drop_leaf(entry, node)
+            else:
+                self._heal_below(self._shorten(entry, part))
             self._evicted += part
             blocks -= part
+
+    def _drop_leaf(self, entry: Entry, node: Node) -> None:
+        """What `_shorten` would do, for by far the most evictions: the whole of a leaf that only one holder has."""
+        order, count = entry.order, entry.count
+        order.unlink(entry)
+        order.blocks -= count
+        self._entries -= count
+        self._blocks -= count
+        self._nodes -= 1
+        node.entries.clear()
+        parent = node.detach()
+        if parent.children is not None and len(parent.children) == 1:
+            self._heal_below(parent)
 
     def _evict(self, blocks: int) -> None:
         """The least recently used over all holders; no two holders share a stamp."""

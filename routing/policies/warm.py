@@ -7,7 +7,7 @@
                credited with the time since the last first token, for a gateway sees only first tokens
     behind     pending requests that this one overtakes, each delayed by its prefill
     tier_load  cached tokens that have to come from host memory or disk
-    crowd      0.02 * (decoding + behind): decode interference
+    crowd      0.02 * in flight: who decodes beside it, those included that will when it does
     displace   max(0, (live + in)/capacity - 0.8) * p * in: what live sessions lose; 0 with unknown capacity
     settle     0.05 * p * live, for a session without a home: those who live there will be back
     move       0.2, for leaving the session's home: its context would lie there in vain
@@ -66,7 +66,6 @@ def terms(facts: Facts, candidate: Candidate, knobs: Knobs) -> tuple[float, ...]
         tier_load = candidate.host_tokens / knobs.host_tokens_per_s
     if candidate.disk_tokens:
         tier_load += candidate.disk_tokens / knobs.disk_tokens_per_s
-    running = candidate.in_flight - len(pending)
     displace = 0.0
     capacity = candidate.capacity_tokens
     if capacity:
@@ -82,7 +81,7 @@ def terms(facts: Facts, candidate: Candidate, knobs: Knobs) -> tuple[float, ...]
         ahead,
         prefill_s(p, candidate.q, uncached, prompt) * (1 + behind),
         tier_load,
-        knobs.crowd_s * ((running if running > 0 else 0) + behind),
+        knobs.crowd_s * candidate.in_flight,
         displace,
         settle,
         move,

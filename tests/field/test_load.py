@@ -90,7 +90,11 @@ def different(number: int) -> str:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("text", [different, lambda _: "ping"], ids=["different prompts", "one short prompt"])
+@pytest.mark.parametrize(
+    "text",
+    [different, lambda _: "ping", lambda _: "one of many samples " * 10, lambda _: "a long one " * 1000],
+    ids=["different prompts", "one short prompt", "samples of one prompt", "samples of one long prompt"],
+)
 async def test_o47_a_burst_spreads_before_any_head_is_there(text: Callable[[int], str], stream: bool) -> None:
     arrived = 0
     all_there, release = asyncio.Event(), asyncio.Event()

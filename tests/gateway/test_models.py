@@ -83,8 +83,8 @@ def test_unknown_names_do_not_fill_the_table(fleet: Fleet) -> None:
 def test_tokens_follow_what_was_learned(fleet: Fleet) -> None:
     fleet.add("a", ("m", "n"))
     model, other = fleet.models.resolve("m")[1], fleet.models.resolve("n")[1]
-    assert model.tokens(400) == 100
+    assert model.tokens_per_unit() == 0.25
     for _ in range(100):
         model.learn(300, 100)
-    assert model.tokens(300) == pytest.approx(100)
-    assert other.tokens(400) == 100
+    assert model.tokens_per_unit() == pytest.approx(1 / 3)
+    assert other.tokens_per_unit() == 0.25

@@ -164,12 +164,10 @@ def test_lineage_finds_the_session_without_an_id() -> None:
             body["messages"] += [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]
             second = fleet.prepare(json.dumps(body).encode())
             assert first.lineage is second.lineage is lineage
-            if lineage:
-                assert first.session == second.session is not None
-                assert serve(fleet, second).decision.kind is Kind.SESSION
-            else:
-                assert first.session is second.session is None
-                assert serve(fleet, second).decision.kind is Kind.PREFIX
+            kind = serve(fleet, second).decision.kind
+            assert kind is (Kind.SESSION if lineage else Kind.PREFIX)
+            assert first.session == second.session
+            assert (first.session is not None) is lineage
 
 
 def test_filters(fleet: Fleet) -> None:

@@ -196,14 +196,24 @@ class TestLineageByTip:
 
 
 class TestLineageByIdentity:
-    def test_turn_after_turn_and_a_resend_of_each(self, store: SessionStore) -> None:
+    def test_turn_after_turn(self, store: SessionStore) -> None:
         session = start(store, run(1), prompt_id=10)
         for turn in range(1, 9):
             keys = run(*range(1, 1 + turn // 2))  # short turns: not each of them fills a block
-            for _ in range(2):
-                assert start(store, keys or run(1), 10 + turn, 9 + turn) == session
+            assert start(store, keys or run(1), 10 + turn, 9 + turn) == session
         assert store.stats().sessions == 1
         assert store.stats().names == 2
+
+    def test_many_samples_of_one_prompt_are_many_sessions(self, store: SessionStore) -> None:
+        first = start(store, run(1, 2), prompt_id=10)
+        sampled = {start(store, run(1, 2), prompt_id=10, resumed_id=10) for _ in range(20)}
+        assert len(sampled) == 20
+        assert first not in sampled
+
+    def test_the_turn_after_a_resend_goes_on_with_the_latest(self, store: SessionStore) -> None:
+        start(store, run(1, 2), prompt_id=10)
+        again = start(store, run(1, 2), prompt_id=10, resumed_id=10)
+        assert start(store, run(1, 2, 3), prompt_id=11, resumed_id=10) == again
 
     def test_o44_one_head_many_users(self, store: SessionStore) -> None:
         """Half of the questions end inside the head's last block, where all keys are equal."""

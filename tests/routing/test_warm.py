@@ -52,10 +52,10 @@ def test_a_sum_that_drifted_below_its_head_is_not_negative() -> None:
     assert parts(Facts(100), drifted)["ahead"] == 0
 
 
-def test_crowd_counts_those_that_decode() -> None:
-    # 5 in flight, 2 of them still without a first token
+def test_crowd_counts_those_that_decode_and_those_that_will() -> None:
+    # 5 in flight, 2 of them still without a first token: a burst of equal prompts is all of these
     busy = candidate(0, in_flight=5, pending=[pending(1, 0), pending(1, 0)])
-    assert parts(Facts(100), busy)["crowd"] == pytest.approx(3 * 0.02)
+    assert parts(Facts(100), busy)["crowd"] == pytest.approx(5 * 0.02)
 
 
 def test_tiers_cost_their_transfer() -> None:
@@ -115,7 +115,7 @@ class TestPrefillCap:
     def test_who_is_passed_is_paid_for(self) -> None:
         got = parts(Facts(500), self.one())
         assert got["prefill"] == pytest.approx(2 * prefill_s(P, Q, 500, 500))
-        assert got["crowd"] == pytest.approx(0.02)
+        assert got["crowd"] == pytest.approx(2 * 0.02)
 
     def test_the_longest_waits_for_all(self) -> None:
         got = parts(Facts(50_000), self.one())
@@ -129,7 +129,7 @@ def test_priority_puts_the_shorter_ahead_and_the_longer_behind() -> None:
     got = parts(Facts(1000), one)
     assert got["ahead"] == pytest.approx(0.05 + 0.07)
     assert got["prefill"] == pytest.approx(3 * prefill_s(P, Q, 1000, 1000))
-    assert got["crowd"] == pytest.approx(0.02 * (1 + 2))
+    assert got["crowd"] == pytest.approx(0.02 * 5)
 
 
 def test_equal_costs_go_to_fewer_live_tokens() -> None:
@@ -161,7 +161,7 @@ tokens = st.floats(min_value=0, max_value=1e12)
     cached=tokens,
     host=tokens,
     live=tokens,
-    in_flight=st.integers(-5, 10**6),
+    in_flight=st.integers(0, 10**6),
     progress=st.floats(min_value=-1e9, max_value=1e9),
     queue=st.lists(st.builds(pending, tokens, st.floats(0, 1e9)), max_size=4),
     capacity=st.none() | st.floats(min_value=0, max_value=1e12),
