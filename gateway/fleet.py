@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from prefix_index.protocol import Holder
 from routing import DEFAULT_P, DEFAULT_Q, PrefillFit
-from vocabulary import Trust
+from vocabulary import Kind, Trust
 
 if TYPE_CHECKING:
     from backends.instance import Instance
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.metrics import BackendMetrics, Metrics
     from gateway.sessions import SessionStore
     from prefix_index.protocol import PrefixIndex
-    from vocabulary import InstanceId
+    from vocabulary import BackendId, InstanceId
 
 _SHRINK: Final = 0.97
 _GROW: Final = 1.002
@@ -34,6 +34,7 @@ class InstanceState:
         "capacity_factor",
         "capacity_tokens",
         "fit",
+        "header_lines",
         "holder",
         "instance",
         "kv_usage",
@@ -50,6 +51,8 @@ class InstanceState:
         spec = instance.backend.spec
         self.instance = instance
         self.backend = spec.name
+        self.header_lines = {kind: _header_lines(spec.name, kind) for kind in Kind}
+        """Response header lines by the kind of a decision, with a place for the predicted cached tokens."""
         self.metrics = metrics
         self.fit = fit
         self.p = fit.p
@@ -80,6 +83,13 @@ class InstanceState:
         if self.capacity_tokens is None or not self.tokens_per_block:
             return None
         return max(1, int(self.capacity_tokens * self.capacity_factor / self.tokens_per_block))
+
+
+def _header_lines(backend: BackendId, kind: Kind) -> bytes:
+    name = backend.replace("%", "%%")
+    return (
+        f"x-warmroute-backend: {name}\r\nx-warmroute-decision: {kind.value}\r\nx-warmroute-cached-tokens: %d\r\n"
+    ).encode()
 
 
 class FleetState:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from vocabulary.errors import UpstreamError
 
 _NO_KEYS: Final = BlockKeys(b"")
+_UP: Final = State.UP
 _NO_HINTS: Final = (None, None, None, None)
 _NO_MATCHES: Final[dict[Holder, int]] = {}
 _EVERYONE: Final = TenantId("")
@@ -234,7 +235,7 @@ class Router:
             progress_s = instance.progress_s(now_s) if pending else 0.0
             state = states[instance_id]
             blocks = matches.get(state.holder, 0) if matches else 0
-            usable = backend.health.state is State.UP and not backend.draining and not tried
+            usable = backend.health.state is _UP and not backend.draining and not tried
             candidates.append(
                 Candidate(
                     instance_id,
@@ -323,11 +324,7 @@ class Router:
         cached = int(decision.cached_tokens)
         placement.model_metrics.cached_predicted.value += cached
         if self._decision_headers:
-            placement.header_lines = (
-                f"x-warmroute-backend: {decision.backend}\r\n"
-                f"x-warmroute-decision: {decision.kind.value}\r\n"
-                f"x-warmroute-cached-tokens: {cached}\r\n"
-            ).encode()
+            placement.header_lines = placement.state.header_lines[decision.kind] % cached
 
     # What came of it.
 
