@@ -22,15 +22,25 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1000:,.1f}"
 
 
+def _console() -> Console:
+    """A pipe has no width: nothing is cut there."""
+    console = Console()
+    return console if console.is_terminal else Console(width=200)
+
+
+def _column(table: Table, name: str, *, number: bool = False) -> None:
+    table.add_column(name, justify="right" if number else "left", overflow="fold")
+
+
 def status_table(status: Mapping[str, Any], console: Console | None = None) -> None:
     """The answer of `/admin/v1/status`."""
-    console = console or Console()
+    console = console or _console()
     ready = "ready" if status["ready"] else "draining" if status["draining"] else "not ready"
     index, sessions = status["index"], status["sessions"]
     console.print(f"warmroute {status['version']}: {ready}, config {status['config']}", **_PLAIN)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("backend", "state", "trust", "models"):
-        table.add_column(column)
+        _column(table, column)
     for column in (
         "in flight",
         "pending tok",
@@ -41,7 +51,7 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
         "engine queue",
         "prefill us/tok",
     ):
-        table.add_column(column, justify="right")
+        _column(table, column, number=True)
     for backend in status["backends"]:
         engine = backend["engine"] or {}
         usage = engine.get("kv_usage")
@@ -69,7 +79,7 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
 
 def explain_table(decision: Mapping[str, Any], console: Console | None = None) -> None:
     """The answer of `/admin/v1/explain`: one row per backend, cost terms in ms, the cheapest first."""
-    console = console or Console()
+    console = console or _console()
     chosen = decision["backend"] or "no backend"
     console.print(
         f"{chosen} by {decision['policy']} ({decision['kind'] or 'none left'}), model {decision['model']}, "
@@ -77,16 +87,16 @@ def explain_table(decision: Mapping[str, Any], console: Console | None = None) -
         **_PLAIN,
     )
     candidates = sorted(decision["candidates"], key=lambda row: (row["rejected"] is not None, row["cost"] or 0.0))
-    terms = list(dict.fromkeys(term for row in candidates for term in row["terms"]))
+    terms = list(dict.fromkeys(term for row in candidates for term, part in row["terms"].items() if part))
     in_seconds = decision["policy"] == "warm"
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("backend")
+    _column(table, "backend")
     for column in ("cached tok", "in flight", "pending", "live tok"):
-        table.add_column(column, justify="right")
+        _column(table, column, number=True)
     for term in terms:
-        table.add_column(f"{term} ms" if in_seconds else term, justify="right")
-    table.add_column("cost ms" if in_seconds else "cost", justify="right")
-    table.add_column("note")
+        _column(table, f"{term} ms" if in_seconds else term, number=True)
+    _column(table, "cost ms" if in_seconds else "cost", number=True)
+    _column(table, "note")
     show = _ms if in_seconds else _number
     for row in candidates:
         note = row["rejected"] or ("chosen" if row["chosen"] else "home" if row["home"] else "")

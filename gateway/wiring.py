@@ -97,7 +97,11 @@ def probe_policy(config: Config) -> ProbePolicy:
 def policy(route: Route) -> Policy:
     chosen = route.policy
     knobs = Knobs(
-        crowd_s=chosen.crowd_s, displace_threshold=chosen.displace_threshold, live_window_s=chosen.live_window_s
+        crowd_s=chosen.crowd_s,
+        move_s=chosen.move_s,
+        settle_share=chosen.settle_share,
+        displace_threshold=chosen.displace_threshold,
+        live_window_s=chosen.live_window_s,
     )
     return build(chosen.name, knobs)
 

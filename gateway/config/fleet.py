@@ -71,9 +71,9 @@ class Backend(Section):
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = Field(
         default=None, description="Models it serves. Unset: asked from its /v1/models.", examples=[["llama-3.1-8b"]]
     )
-    engine: Literal["auto", "vllm", "sglang", "openai"] = Field(
+    engine: Literal["auto", "openai"] = Field(
         default="auto",
-        description="auto finds out from its /metrics. openai: any other server with that API, no load figures.",
+        description="auto reads load figures from its /metrics, by the names of vLLM and SGLang. openai: asks for none.",
     )
     api_key: Secret = Field(
         default=None,
@@ -123,7 +123,14 @@ class Policy(Section):
         description="warm, round_robin, random, least_requests, power_of_two, session_hash, longest_prefix or lmetric.",
     )
     crowd_s: Annotated[SecondsOrZero, Field(le=10)] = Field(
-        default=0.02, description="Cost in seconds of each decoding neighbour."
+        default=0.02, description="Cost in seconds of each request that runs on the backend."
+    )
+    move_s: Annotated[SecondsOrZero, Field(le=60)] = Field(
+        default=0.2, description="Cost in seconds of taking a session away from the backend that served it last."
+    )
+    settle_share: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=0.05,
+        description="For a new session: the share of the live sessions' prefill time that a backend costs.",
     )
     displace_threshold: Annotated[float, Field(ge=0, le=10)] = Field(
         default=0.8,
