@@ -73,7 +73,7 @@ class Backend(Section):
     )
     engine: Literal["auto", "openai"] = Field(
         default="auto",
-        description="auto reads load figures from its /metrics, by the names of vLLM and SGLang. openai: asks for none.",
+        description="auto reads load figures from its /metrics (names of vLLM and SGLang). openai: asks for none.",
     )
     api_key: Secret = Field(
         default=None,
