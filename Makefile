@@ -17,7 +17,7 @@ run: $(STAMP)
 	$(BIN)/warmroute demo
 
 test: $(STAMP) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ def configure(level: str, fmt: Literal["json", "console"], stream: TextIO, *, se
     """
     threshold = logging.getLevelNamesMapping()[level.upper()]
     renderer: Processor = _json if fmt == "json" else structlog.dev.ConsoleRenderer(colors=stream.isatty())
+    output = _Output(stream)
     chain: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
@@ -46,10 +47,10 @@ def configure(level: str, fmt: Literal["json", "console"], stream: TextIO, *, se
     structlog.configure(
         processors=chain,
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", output)),
         cache_logger_on_first_use=False,
     )
-    _route_standard_library(threshold, _Bridge(chain, stream))
+    _route_standard_library(threshold, _Bridge(chain, output))
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
@@ -76,13 +77,28 @@ def _route_standard_library(threshold: int, bridge: _Bridge) -> None:
         logging.getLogger(name).setLevel(max(threshold, floor))
 
 
+class _Output:
+    """A stream that may go away: there is nowhere left to say so, and no request may fail for it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+
 class _Bridge(logging.Handler):
     """A standard record becomes an event of our chain."""
 
-    def __init__(self, chain: Sequence[Processor], stream: TextIO) -> None:
+    def __init__(self, chain: Sequence[Processor], output: _Output) -> None:
         super().__init__()
         self._chain = chain
-        self._stream = stream
+        self._output = output
 
     def emit(self, record: logging.LogRecord) -> None:
         event: Any = {"event": _first_line(record), "source": record.name}
@@ -90,9 +106,8 @@ class _Bridge(logging.Handler):
             event["exc_info"] = record.exc_info
         for step in self._chain:
             event = step(None, record.levelname.lower(), event)
-        with suppress(OSError, ValueError):  # a closed stream: there is nowhere left to say so
-            self._stream.write(f"{event}\n")
-            self._stream.flush()
+        self._output.write(f"{event}\n")
+        self._output.flush()
 
 
 def _first_line(record: logging.LogRecord) -> str:

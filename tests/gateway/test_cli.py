@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli import cli, main
+from gateway.cli import cli
 from tests.support.gateway import running_gateway
+from tests.support.process import command
 from tests.support.upstream import ScriptedUpstream
 from vocabulary import VERSION
 
@@ -33,9 +33,9 @@ def invoke(*arguments: str, stdin: bytes | None = None) -> tuple[int, str, str]:
 def test_help_lists_every_command_and_each_has_a_help() -> None:
     code, out, _ = invoke("--help")
     assert code == 0
-    for command in COMMANDS:
-        assert f"  {command} " in out
-        code, text, _ = invoke(command, "-h")
+    for name in COMMANDS:
+        assert f"  {name} " in out
+        code, text, _ = invoke(name, "-h")
         assert code == 0
         assert "Usage: " in text
         assert text.splitlines()[2].strip(), "says what it does"
@@ -74,14 +74,10 @@ def test_bad_arguments_are_exit_2_with_a_line_that_says_why(arguments: tuple[str
     "arguments",
     [("demo", "--setup", "no-such-gpu"), ("demo", "--policy", "no-such-policy"), ("demo", "--kv-tokens", "1")],
 )
-def test_the_demo_says_what_it_does_not_know(
-    arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["warmroute", *arguments, "--port", "0", "--admin-port", "0"])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    err = capsys.readouterr().err
+async def test_the_demo_says_what_it_does_not_know(arguments: tuple[str, ...]) -> None:
+    async with command(*arguments, "--port", "0", "--admin-port", "0") as demo:
+        assert await demo.ended() == 2
+        err = "\n".join(demo.lines)
     assert any(hint in err for hint in ("llama-3.1-8b", "power_of_two", "kv_tokens")), "says what there is"
     assert "Traceback" not in err
 

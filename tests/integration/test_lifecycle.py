@@ -162,6 +162,35 @@ async def test_a_missing_file_and_no_file(tmp_path: Path) -> None:
         assert any("--config" in line for line in process.lines)
 
 
+async def test_a_log_that_nobody_reads_any_more_fails_no_request(tmp_path: Path) -> None:
+    async def dies(served: Served) -> None:
+        served.reset()
+
+    async with ScriptedUpstream(dies) as upstream:
+        config = config_file(tmp_path, [upstream.url], health={"interval_s": 0.1, "eject_after_failures": 3})
+        async with command("serve", "-c", config) as process:
+            url = (await process.event("listening"))["traffic"]
+            process.close_log()
+            for _ in range(3):
+                async with client_of(url) as client:
+                    response = await client.ask(chat())
+                    assert (await response.error())["code"] == "upstream_reset"
+            async with client_of(url) as client:
+                assert (await client.ask(chat())).status == 503, "ejected, which is logged too"
+            upstream.script = answer
+            await upstream.shut()
+            async with asyncio.timeout(20):
+                while await get(url, "/readyz") == 200:
+                    await asyncio.sleep(0.02)
+                await upstream.listen()
+                while await get(url, "/readyz") == 503:
+                    await asyncio.sleep(0.02)
+            async with client_of(url) as client:
+                assert (await client.ask(chat())).status == 200
+            process.terminate()
+            assert await process.ended() == 0
+
+
 CANARIES = {
     "prompt": "canary-prompt-9071",
     "key": "canary-key-9072",

@@ -62,6 +62,11 @@ class Command:
             await self._changed.wait_for(lambda: len(self.out) >= count)
         return self.out
 
+    def close_log(self) -> None:
+        """As when the program that reads standard error dies."""
+        pipe = self.process._transport.get_pipe_transport(2)  # type: ignore[attr-defined]
+        pipe.close()
+
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
