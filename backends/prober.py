@@ -138,7 +138,8 @@ class Prober:
             same = before is not None and load is not None and _same_process(before, load)
             if not same:
                 self._registry.restart(backend)
-                self._on_change(backend)
+                if not returned:  # else the probe tells, once it is up
+                    self._on_change(backend)
         if load is not None:
             self._registry.set_load(backend, load)
 

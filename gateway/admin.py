@@ -17,7 +17,8 @@ from starlette.routing import Route
 
 from gateway.body import check_content_type
 from gateway.metrics import CONTENT_TYPE
-from gateway.router import Prepared, explain
+from gateway.prepare import Prepared
+from gateway.router import explain
 from gateway.session_id import from_headers
 from gateway.status import status
 from gateway.web import error_response, health_routes, http_exception
@@ -87,7 +88,7 @@ def admin_app(gateway: Gateway) -> Starlette:
             body = await request.body()
             gateway.limits.check_body_size(len(body))
             headers = [(name.lower(), value) for name, value in request.scope["headers"]]
-            prepared = gateway.router.prepare(route, body, from_headers(headers))
+            prepared = gateway.preparer.prepare(route, body, from_headers(headers))
             if not isinstance(prepared, Prepared):
                 prepared = await prepared
         except RequestFailed as error:

@@ -23,6 +23,7 @@ from gateway.fleet import FleetState
 from gateway.logs import get_logger
 from gateway.metrics import NO_BACKEND, UNKNOWN, BackendReading, Metrics, Reading
 from gateway.models import Model, Models
+from gateway.prepare import Preparer
 from gateway.request_ids import RequestIds
 from gateway.router import Router
 from gateway.sessions import SessionStore
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from gateway.config import Config
     from gateway.hot import HotProtocol
     from gateway.metrics import Phase
-    from gateway.router import Placement, Prepared
+    from gateway.prepare import Prepared
+    from gateway.router import Placement
     from prefix_index.encoding.protocol import Encoder
     from vocabulary.errors import UpstreamError
 
@@ -80,16 +82,15 @@ class Gateway:
         self._bytes = BytesEncoder(self._secret)
         self._ratios = BytesPerToken()
         self.models = Models(self._configured_models(), self._model, self.registry)
+        self.preparer = Preparer(self.models, self.metrics, self._secret, use_lineage=sessions.lineage)
         self.router = Router(
             self.registry,
-            self.models,
             self.index,
             self.sessions,
             self.fleet,
             self.metrics,
             self._secret,
             clock,
-            use_lineage=sessions.lineage,
             decision_headers=config.telemetry.decision_headers,
             on_health=self._health_changed,
         )

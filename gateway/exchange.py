@@ -14,7 +14,7 @@ from backends.transport import UpstreamRequest
 from gateway.body import check_content_type
 from gateway.headers import error_body, error_event, response_head, trailer_lines
 from gateway.observe import Blind, Observer, StreamObserver, observer_for
-from gateway.router import Prepared
+from gateway.prepare import Prepared
 from vocabulary.errors import (
     GatewayError,
     RequestFailed,
@@ -107,7 +107,7 @@ class Exchange:
             gateway.limits.check_body_size(self.size)
             if head.content_type != b"application/json":
                 check_content_type(head.content_type)
-            prepared = gateway.router.prepare(self.route, body, head.session_id)
+            prepared = gateway.preparer.prepare(self.route, body, head.session_id)
             if isinstance(prepared, Prepared):
                 self._prepared = prepared
             else:

@@ -1,67 +1,37 @@
-"""From a request body to a place on a backend, and what is learned from how it went.
+"""From a prepared request to a place on a backend, and what is learned from how it went.
 
-The order of one request: `prepare` (parse, identify, encode), `place` (match, decide, lease: one synchronous step, so
-that the next choice sees this one), then `answered`, `first_byte`, and exactly one of `settle` and `abandon`.
+The order of one request: `place` (match, decide, lease: one synchronous step, so that the next choice sees this one),
+then `answered`, `first_token`, and exactly one of `settle` and `abandon`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from backends.health import State
 from gateway import session_id
-from gateway.body import Body, parse_body
-from prefix_index.encoding.protocol import Encoded, Namespace, Prompt
-from prefix_index.encoding.ratio import DEFAULT_BYTES_PER_TOKEN
+from gateway.prepare import EVERYONE
 from routing import Candidate, Decision, Facts, decide, prefill_s
-from vocabulary import BlockKeys, Kind, TenantId
+from vocabulary import Kind
 from vocabulary.errors import NoBackendAvailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from backends.backend import Backend
     from backends.instance import Lease
     from backends.registry import Registry
     from gateway.fleet import FleetState, InstanceState
     from gateway.metrics import BackendMetrics, Metrics, ModelMetrics
-    from gateway.models import Model, Models
     from gateway.observe import Usage
+    from gateway.prepare import Prepared
     from gateway.sessions import SessionStore
     from prefix_index.protocol import Holder, PrefixIndex
     from vocabulary import SessionKey
     from vocabulary.errors import UpstreamError
 
-_NO_KEYS: Final = BlockKeys(b"")
 _UP: Final = State.UP
-_NO_HINTS: Final = (None, None, None, None)
 _NO_MATCHES: Final[dict[Holder, int]] = {}
-_EVERYONE: Final = TenantId("")
-
-
-@dataclass(slots=True)
-class Prepared:
-    """What routing knows of a request before it looks at the fleet."""
-
-    route: str
-    """The endpoint: `chat` or `completions`."""
-    served_as: str
-    """The model's name as the request has it."""
-    model: Model
-    streams: bool
-    session: SessionKey | None
-    lineage: bool
-    """The session is found (or begun) by its prompt, not by an id: when the request is placed, for one before it in the
-    same turn may be of it too."""
-    keys: BlockKeys
-    resumed_blocks: int
-    prompt_id: int
-    resumed_id: int
-    units: int
-    prompt_tokens: float
-    tokens_per_block: float
-    matched: bool
 
 
 class Placement:
@@ -103,7 +73,6 @@ class Router:
     def __init__(
         self,
         registry: Registry,
-        models: Models,
         index: PrefixIndex,
         sessions: SessionStore,
         fleet: FleetState,
@@ -111,113 +80,26 @@ class Router:
         secret: bytes,
         clock: Callable[[], float],
         *,
-        use_lineage: bool,
         decision_headers: bool,
         on_health: Callable[[Backend], None],
     ) -> None:
         self._registry = registry
-        self._models = models
         self._index = index
         self._sessions = sessions
         self._fleet = fleet
         self._metrics = metrics
-        self._secret = secret
-        self._everyone = session_id.lineage_owner(_EVERYONE, secret)
+        self._everyone = session_id.lineage_owner(EVERYONE, secret)
         self._clock = clock
-        self._use_lineage = use_lineage
         self._decision_headers = decision_headers
         self._on_health = on_health
 
-    # Before the fleet.
-
-    def prepare(self, route: str, raw_body: bytes, raw_session: bytes | None) -> Prepared | Awaitable[Prepared]:
-        """Raises ClientError or GatewayError. An awaitable where the prompt is encoded off the event loop.
-
-        `raw_session`: the session id in the request's headers.
-        """
-        body = parse_body(raw_body)
-        served_as, model = self._models.resolve(body.model)
-        encoded: Encoded | Awaitable[Encoded | None] | None = None
-        if not body.own_template:
-            salt = body.cache_salt if isinstance(body.cache_salt, str) else ""
-            prompt = Prompt(
-                messages=bytes(body.messages) if body.messages and route == "chat" else None,
-                prompt=bytes(body.prompt) if body.prompt and route == "completions" else None,
-                tools=bytes(body.tools) if body.tools else None,
-                template_arguments=bytes(body.chat_template_kwargs) if body.chat_template_kwargs else None,
-            )
-            try:
-                encoded = model.encoder.encode(prompt, Namespace(model.name, cache_salt=salt))
-            except Exception:  # a fault of the encoder costs the prediction, not the request
-                self._metrics.encode_fallback("error").value += 1
-        if encoded is None or isinstance(encoded, Encoded):
-            return self._prepared(route, served_as, model, body, raw_session, len(raw_body), encoded)
-        return self._prepare_later(route, served_as, model, body, raw_session, len(raw_body), encoded)
-
-    async def _prepare_later(
-        self,
-        route: str,
-        served_as: str,
-        model: Model,
-        body: Body,
-        raw_session: bytes | None,
-        size: int,
-        encoding: Awaitable[Encoded | None],
-    ) -> Prepared:
-        encoded = None
-        try:
-            encoded = await encoding
-        except Exception:
-            self._metrics.encode_fallback("error").value += 1
-        return self._prepared(route, served_as, model, body, raw_session, size, encoded)
-
-    def _prepared(
-        self,
-        route: str,
-        served_as: str,
-        model: Model,
-        body: Body,
-        raw_session: bytes | None,
-        size: int,
-        encoded: Encoded | None,
-    ) -> Prepared:
-        raw_id = raw_session
-        if raw_id is None:
-            hints = body.session_id, body.metadata, body.conversation, body.prompt_cache_key
-            if hints != _NO_HINTS:
-                raw_id = session_id.from_body(*hints)
-        session = session_id.derive(_EVERYONE, raw_id, self._secret) if raw_id is not None else None
-        streams = body.stream is True
-        if encoded is None:
-            # nothing could be read of it: the length of the body is the best guess, in bytes
-            tokens = size / DEFAULT_BYTES_PER_TOKEN
-            return Prepared(route, served_as, model, streams, session, False, _NO_KEYS, 0, 0, 0, 0, tokens, 0.0, False)
-        keys, units, block_units, resumed_blocks, prompt_id, resumed_id = encoded
-        tokens_per_unit = model.tokens_per_unit()
-        return Prepared(
-            route,
-            served_as,
-            model,
-            streams,
-            session,
-            session is None and self._use_lineage and bool(keys),
-            keys,
-            resumed_blocks,
-            prompt_id,
-            resumed_id,
-            units,
-            units * tokens_per_unit,
-            block_units * tokens_per_unit,
-            True,
-        )
+    # The choice.
 
     def _continued(self, prepared: Prepared) -> SessionKey:
         """The session that the prompt extends, or a new one."""
         sessions, keys, prompt_id = self._sessions, prepared.keys, prepared.prompt_id
-        found = sessions.find_by_lineage(_EVERYONE, keys, prepared.resumed_blocks, prompt_id, prepared.resumed_id)
+        found = sessions.find_by_lineage(EVERYONE, keys, prepared.resumed_blocks, prompt_id, prepared.resumed_id)
         return found or sessions.unused(session_id.lineage_key(self._everyone, keys, prompt_id))
-
-    # The choice.
 
     def candidates(self, prepared: Prepared, tried: Collection[int], now_s: float) -> list[Candidate]:
         """One candidate per backend that has the model, rejected ones included."""
@@ -314,7 +196,7 @@ class Router:
                 prepared.session,
                 chosen.instance,
                 prepared.prompt_tokens,
-                _EVERYONE if prepared.lineage else None,
+                EVERYONE if prepared.lineage else None,
                 prepared.keys if prepared.lineage else None,
                 prepared.prompt_id,
             )

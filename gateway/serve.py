@@ -126,13 +126,16 @@ class Process:
         async with asyncio.TaskGroup() as group:
             try:
                 group.create_task(admin.serve(sockets=[self._admin_socket]))
-                await gateway.start()
+                starting = group.create_task(gateway.start())
+                stopping = group.create_task(self._stop.wait())
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                starting.cancel()  # of no effect on what has started; told to stop, nobody waits for the first probes
                 serving = group.create_task(traffic.serve(sockets=[self._traffic_socket]))
                 await traffic.listening.wait()
                 gateway.log.info("listening", traffic=self.addresses.traffic, admin=self.addresses.admin)
                 if on_ready is not None:
                     on_ready(self.addresses)
-                await self._stop.wait()
+                await stopping
                 gateway.draining = True
                 gateway.log.info("draining", delay_s=config.listen.drain_delay_s)
                 with contextlib.suppress(TimeoutError):

@@ -28,8 +28,9 @@ class BytesPerToken:
         return min(max(sums[0] / sums[1], _LOWEST), _HIGHEST)
 
     def observe(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
-        """A prompt of so many bytes had so many tokens; a report of nothing teaches nothing."""
-        if prompt_bytes <= 0 or prompt_tokens <= 0:
+        """A prompt of so many bytes had so many tokens; a report of nothing teaches nothing, nor does one of more
+        tokens than bytes: images are counted in it."""
+        if prompt_tokens <= 0 or prompt_bytes < prompt_tokens:
             return
         if model not in self._sums and len(self._sums) >= _MAX_MODELS:
             return

@@ -103,8 +103,3 @@ def _events(clients: list[StreamClient]) -> int:
 
 def _row(name: str, value: float, unit: str) -> dict[str, Any]:
     return {"name": name, "value": round(value, 3), "unit": unit, "peer": None, "ratio": None}
-
-
-if __name__ == "__main__":
-    for row in run():
-        print(f"{row['name']:<28} {row['value']:>10,.2f} {row['unit']}")

@@ -10,13 +10,15 @@ import pytest
 
 from backends.health import State
 from gateway.observe import Usage
-from gateway.router import Placement, Prepared, explain
+from gateway.router import Placement, explain
 from tests.support.fleet import Fleet
 from vocabulary import Kind
 from vocabulary.errors import InvalidJson, ModelNotFound, NoBackendAvailable, UpstreamReset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from gateway.prepare import Prepared
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from backends.upstream import Endpoint
 from gateway.fleet import FleetState, InstanceState
 from gateway.metrics import Metrics
 from gateway.models import Model, Models
-from gateway.router import Prepared, Router
+from gateway.prepare import Prepared, Preparer
+from gateway.router import Router
 from gateway.session_id import from_headers
 from gateway.sessions import SessionStore
 from prefix_index.encoding.bytes_encoder import BytesEncoder
@@ -66,16 +67,15 @@ class Fleet:
         self.encoder = BytesEncoder(SECRET)
         self.ratios = BytesPerToken()
         self.models = Models({}, self._model, self.registry)
+        self.preparer = Preparer(self.models, self.metrics, SECRET, use_lineage=self.lineage)
         self.router = Router(
             self.registry,
-            self.models,
             self.index,
             self.sessions,
             self.fleet,
             self.metrics,
             SECRET,
             self.clock,
-            use_lineage=self.lineage,
             decision_headers=self.headers,
             on_health=lambda backend: self.changed.append(backend.name),
         )
@@ -115,6 +115,6 @@ class Fleet:
         self.registry.set_load(backend, EngineLoad(**load))  # type: ignore[arg-type]
 
     def prepare(self, body: bytes, headers: Headers | None = None, route: str = "chat") -> Prepared:
-        prepared = self.router.prepare(route, body, from_headers(headers or []))
+        prepared = self.preparer.prepare(route, body, from_headers(headers or []))
         assert isinstance(prepared, Prepared), "small enough to be encoded at once"
         return prepared
