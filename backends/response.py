@@ -15,16 +15,35 @@ from vocabulary.errors import UpstreamProtocolError
 
 MAX_HEAD_BYTES: Final = 256 * 1024
 """Header and trailer bytes accepted from a backend. Engines send under 2 KiB; the bound is against a broken one."""
+_LENGTH_OF_LENGTH: Final = len(b"content-length")
+
+
+def _read(headers: Headers) -> tuple[bool, bytes, bool]:
+    """(in chunks, content type, compressed)."""
+    chunked = compressed = False
+    content_type = b""
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-type":
+            content_type = value
+        elif lower == b"transfer-encoding":
+            chunked = value.lower().rstrip().endswith(b"chunked")
+        elif lower == b"content-encoding":
+            compressed = value.lower() != b"identity"
+    return chunked, content_type, compressed
 
 
 class ResponseReader:
     __slots__ = (
         "_body",
+        "_content_length",
         "_head",
         "_head_bytes",
         "_headers",
         "_interim",
         "_keep_alive",
+        "_known",
+        "_known_headers",
         "_parser",
         "begun",
         "complete",
@@ -36,11 +55,15 @@ class ResponseReader:
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
+        # what the headers of the last response said: engines send the same ones with every response
+        self._known_headers: Headers = []
+        self._known = (False, b"", False)
         self.reset()
 
     def reset(self) -> None:
         """Ready for the next response on the same connection."""
         self._headers: Headers = []
+        self._content_length: int | None = None
         self._body: list[bytes] = []
         self._head: ResponseHead | None = None
         self._head_bytes = 0
@@ -92,8 +115,14 @@ class ResponseReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
-        if self._head_bytes <= MAX_HEAD_BYTES:
-            (self.trailers if self.head_seen else self._headers).append((name, value))
+        if self._head_bytes > MAX_HEAD_BYTES:
+            return
+        if self.head_seen:
+            self.trailers.append((name, value))
+        elif len(name) == _LENGTH_OF_LENGTH and name.lower() == b"content-length":
+            self._content_length = int(value)  # apart: often all that differs from the response before
+        else:
+            self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.complete:
@@ -102,24 +131,16 @@ class ResponseReader:
         if status < 200:  # 100, 103: between the gateway and the backend only
             self._interim = True
             self._headers = []
+            self._content_length = None
             return
-        content_length: int | None = None
-        chunked = compressed = False
-        content_type = b""
-        for name, value in self._headers:
-            lower = name.lower()
-            if lower == b"content-type":
-                content_type = value
-            elif lower == b"content-length":
-                content_length = int(value)
-            elif lower == b"transfer-encoding":
-                chunked = value.lower().rstrip().endswith(b"chunked")
-            elif lower == b"content-encoding":
-                compressed = value.lower() != b"identity"
-        length = None if chunked else content_length
-        self._head = ResponseHead(status, self._headers, length, content_type, compressed)
+        if self._headers != self._known_headers:
+            self._known_headers = self._headers
+            self._known = _read(self._headers)
+        chunked, content_type, compressed = self._known
+        length = None if chunked else self._content_length
+        self._head = ResponseHead(status, self._known_headers, length, content_type, compressed)
         self.head_seen = True
-        self.ends_with_connection = not chunked and content_length is None and status not in (204, 304)
+        self.ends_with_connection = not chunked and length is None and status not in (204, 304)
 
     def on_body(self, body: bytes) -> None:
         if not self.complete:

@@ -192,7 +192,8 @@ class Exchange:
         self._streaming = isinstance(observer, StreamObserver)
         self._head_sent = True
         own = b"x-request-id: %b\r\n%b" % (self._request_id, placement.header_lines)
-        text = response_head(status, head.headers, own, self._framing(head))
+        passed = placement.state.response_lines.of(head.headers)
+        text = response_head(status, passed, own, self._framing(head))
         if data:
             text += b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
         self._protocol.transport.write(text)
@@ -286,7 +287,7 @@ class Exchange:
         framing = b"content-length: %d\r\n" % len(body)
         if not self.keep_alive:
             framing += b"connection: close\r\n"
-        self._protocol.transport.write(response_head(error.status, (), b"".join(lines), framing) + body)
+        self._protocol.transport.write(response_head(error.status, b"", b"".join(lines), framing) + body)
         self._finish()
 
     def _finish(self, *, truncated: bool = False) -> None:

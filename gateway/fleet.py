@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from gateway.headers import ResponseLines
 from prefix_index.protocol import Holder
 from routing import DEFAULT_P, DEFAULT_Q, PrefillFit
 from vocabulary import Kind, Trust
@@ -42,6 +43,7 @@ class InstanceState:
         "p",
         "prefill_cap_tokens",
         "q",
+        "response_lines",
         "tokens_per_block",
         "trust",
         "waiting",
@@ -64,6 +66,7 @@ class InstanceState:
         self.capacity_tokens = spec.capacity_tokens
         self.waiting: int | None = None
         self.kv_usage: float | None = None
+        self.response_lines = ResponseLines()
         self.capacity_factor = 1.0
         self.tokens_per_block = 0.0
         """Engine tokens in one index block, of the last request placed here."""

@@ -64,18 +64,39 @@ def _without_named(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     return [(name, value) for name, value in headers if name.lower() not in named]
 
 
-def response_head(status: int, headers: Sequence[tuple[bytes, bytes]], own: bytes, framing: bytes) -> bytes:
-    """The head as the client gets it: the backend's headers in order and case, `own` lines, then the framing lines."""
-    parts = [STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status]
+def response_head(status: int, passed: bytes, own: bytes, framing: bytes) -> bytes:
+    """The head as the client gets it: the backend's lines that pass, `own` lines, then the framing lines."""
+    status_line = STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    return b"%b%b%b%b\r\n" % (status_line, passed, own, framing)
+
+
+def response_header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """What a client gets of a backend's headers, in their order and case."""
+    parts: list[bytes] = []
     for name, value in headers:
         lower = name.lower()
         if lower in _RESPONSE_DROPPED or lower.startswith(_INTERNAL):
             if lower == b"connection" and value.lower() not in _PLAIN_CONNECTION:
-                return response_head(status, _without_named(headers), own, framing)
+                return response_header_lines(_without_named(headers))
         else:
             parts += (name, b": ", value, b"\r\n")
-    parts += (own, framing, b"\r\n")
     return b"".join(parts)
+
+
+class ResponseLines:
+    """Of one backend, which sends the same headers with most responses: comparing is cheaper than writing them anew."""
+
+    __slots__ = ("_headers", "_lines")
+
+    def __init__(self) -> None:
+        self._headers: Sequence[tuple[bytes, bytes]] = ()
+        self._lines = b""
+
+    def of(self, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        if headers != self._headers:
+            self._lines = response_header_lines(headers)
+            self._headers = headers
+        return self._lines
 
 
 def trailer_lines(trailers: Headers) -> bytes:

@@ -265,7 +265,7 @@ class HotProtocol(HttpToolsProtocol):
             return
         body = error_body(BadHttp("the request is not valid HTTP/1.1"))
         framing = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-        self.transport.write(response_head(400, (), b"", framing) + body)
+        self.transport.write(response_head(400, b"", b"", framing) + body)
         self._linger()
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gateway.metrics import Metrics
     from gateway.models import Model, Models
-    from vocabulary import SessionKey
+    from vocabulary import InstanceId, SessionKey
 
 EVERYONE: Final = TenantId("")
 """The one tenant there is."""
@@ -47,6 +47,8 @@ class Prepared:
     prompt_tokens: float
     tokens_per_block: float
     matched: bool
+    home: InstanceId | None = None
+    """Where the session's last turn went, as of the last look at the fleet."""
 
 
 class Preparer:

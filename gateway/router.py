@@ -12,7 +12,7 @@ from backends.health import State
 from gateway import session_id
 from gateway.prepare import EVERYONE
 from routing import Candidate, Decision, Facts, decide, prefill_s
-from vocabulary import Kind
+from vocabulary import KEY_BYTES, Kind
 from vocabulary.errors import NoBackendAvailable
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Router:
         if prepared.lineage and prepared.session is None:
             prepared.session = self._continued(prepared)
         matches = self._index.match(prepared.keys) if prepared.keys else _NO_MATCHES
-        live = self._sessions.live_of_others(prepared.session)
+        prepared.home, live = self._sessions.outlook(prepared.session)
         prompt_tokens, tokens_per_block = prepared.prompt_tokens, prepared.tokens_per_block
         states = self._fleet.states
         candidates = []
@@ -146,14 +146,13 @@ class Router:
 
     def decide(self, prepared: Prepared, attempt: int, candidates: Sequence[Candidate]) -> Decision:
         """Pure but for the route's random numbers: reserves nothing."""
-        session = prepared.session
         facts = Facts(
-            prompt_tokens=prepared.prompt_tokens,
-            session=session,
-            home=self._sessions.home(session) if session is not None else None,
-            matched=prepared.matched,
-            attempt=attempt,
-            head_key=prepared.keys[:8] or None,
+            prepared.prompt_tokens,
+            prepared.session,
+            prepared.home,
+            prepared.matched,
+            attempt,
+            prepared.keys[:KEY_BYTES] or None,
         )
         model = prepared.model
         return decide(facts, candidates, model.policy, model.state)

@@ -197,14 +197,20 @@ class SessionStore:
         own = self._live.get(excluding) if excluding is not None else None
         return home.live_tokens - own.tokens if own is not None and own.home is home else home.live_tokens
 
-    def live_of_others(self, session: SessionKey | None) -> dict[InstanceId, int]:
-        """`live_tokens` of every instance that has any, in one go: for the candidates of one decision."""
+    def outlook(self, session: SessionKey | None) -> tuple[InstanceId | None, dict[InstanceId, int]]:
+        """For one decision: the session's home, and the `live_tokens` of all others on every instance that has any."""
         self._expire()
         sums = {instance: home.live_tokens for instance, home in self._homes.items()}
-        own = self._live.get(session) if session is not None else None
-        if own is not None and not own.home.forgotten:
-            sums[own.home.instance] -= own.tokens
-        return sums
+        if session is None:
+            return None, sums
+        own = self._live.get(session)
+        if own is None:
+            own = self._idle.get(session)
+            return None if own is None or own.home.forgotten else own.home.instance, sums
+        if own.home.forgotten:
+            return None, sums
+        sums[own.home.instance] -= own.tokens
+        return own.home.instance, sums
 
     def forget_instance(self, instance: InstanceId) -> None:
         """The instance is gone: its sessions have no home and no live tokens, but keep their lineage."""

@@ -79,7 +79,8 @@ def terms(facts: Facts, candidate: Candidate, knobs: Knobs) -> tuple[float, ...]
         move = knobs.move_s
     return (
         ahead,
-        prefill_s(p, candidate.q, uncached, prompt) * (1 + behind),
+        # prefill_s(), written out: this runs for every candidate, and a call costs as much as all the rest
+        (p + candidate.q * (prompt - 0.5 * uncached)) * uncached * (1 + behind),
         tier_load,
         knobs.crowd_s * candidate.in_flight,
         displace,

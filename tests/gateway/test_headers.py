@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.headers import (
+    ResponseLines,
     error_body,
     error_event,
     response_head,
@@ -75,7 +76,8 @@ def test_connection_options_of_a_request(connection: bytes) -> None:
 
 
 def head(headers: Headers, status: int = 200) -> list[bytes]:
-    written = response_head(status, headers, b"x-own: 1\r\n", b"content-length: 0\r\n")
+    lines = ResponseLines().of(headers)
+    written = response_head(status, lines, b"x-own: 1\r\n", b"content-length: 0\r\n")
     assert written.endswith(b"\r\n\r\n")
     return written[:-4].split(b"\r\n")
 
@@ -145,3 +147,12 @@ def test_errors_in_both_forms() -> None:
     assert event.count(b"\n") == 2, "one event, whatever the text"
     error = json.loads(event[6:])["error"]
     assert error == {"message": "cut\n\nshort", "type": "upstream_error", "code": "upstream_truncated"}
+
+
+def test_response_lines_are_written_anew_when_anything_differs() -> None:
+    lines = ResponseLines()
+    first: Headers = [(b"A", b"1"), (b"connection", b"keep-alive")]
+    assert lines.of(first) == lines.of(list(first)) == b"A: 1\r\n"
+    assert lines.of([(b"a", b"1")]) == b"a: 1\r\n"
+    assert lines.of([(b"A", b"2")]) == b"A: 2\r\n"
+    assert lines.of([]) == b""

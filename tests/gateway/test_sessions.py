@@ -106,10 +106,10 @@ class TestLiveTokens:
     def test_all_instances_at_once(self, store: SessionStore) -> None:
         store.record(S, A, 100)
         store.record(T, B, 40)
-        assert store.live_of_others(S) == {A: 0, B: 40}
-        assert store.live_of_others(None) == {A: 100, B: 40}
+        assert store.outlook(S) == (A, {A: 0, B: 40})
+        assert store.outlook(None) == (None, {A: 100, B: 40})
         store.forget_instance(A)
-        assert store.live_of_others(S) == {B: 40}
+        assert store.outlook(S) == (None, {B: 40})
 
     def test_a_late_record_for_a_forgotten_instance_keeps_sums_right(self, store: SessionStore) -> None:
         store.record(S, A, 100)
@@ -279,7 +279,7 @@ def test_nothing_stays_behind(clock: Clock) -> None:
     clock.now_s += 100
     stats = store.stats()
     assert (stats.sessions, stats.live, stats.names, stats.instances) == (0, 0, 0, 0)
-    assert store.live_of_others(None) == {}
+    assert store.outlook(None) == (None, {})
 
 
 def test_room_for_at_least_one(clock: Clock) -> None:
@@ -328,7 +328,7 @@ class Against(RuleBasedStateMachine):
         for used_s, instance, tokens in self.model.values():
             if instance is not None and used_s > self.clock.now_s - self.WINDOW_S:
                 sums[instance] += tokens
-        assert {i: n for i, n in self.store.live_of_others(None).items() if n} == {i: n for i, n in sums.items() if n}
+        assert {i: n for i, n in self.store.outlook(None)[1].items() if n} == {i: n for i, n in sums.items() if n}
         for number in range(7):
             expected = self.model.get(key(str(number)))
             assert self.store.home(key(str(number))) == (expected[1] if expected else None)

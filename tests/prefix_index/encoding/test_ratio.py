@@ -25,12 +25,13 @@ def test_new_prompts_outweigh_old_ones() -> None:
 def test_a_long_prompt_tells_more_than_a_short_one() -> None:
     ratios = BytesPerToken()
     ratios.observe("a", 40_000, 10_000)
-    ratios.observe("a", 10, 20)
+    ratios.observe("a", 20, 10)
     assert ratios.ratio("a") == pytest.approx(4.0, abs=0.1)
 
 
 @pytest.mark.parametrize(
-    ("size", "tokens", "ratio"), [(10, 1000, 1.0), (100_000, 10, 12.0), (0, 10, 4.0), (10, 0, 4.0), (-1, -1, 4.0)]
+    ("size", "tokens", "ratio"),
+    [(10, 11, 4.0), (10, 10, 1.0), (100_000, 10, 12.0), (0, 10, 4.0), (10, 0, 4.0), (-1, -1, 4.0)],
 )
 def test_what_cannot_be_is_clamped_or_ignored(size: int, tokens: int, ratio: float) -> None:
     ratios = BytesPerToken()
