@@ -28,8 +28,8 @@ class UpstreamRequest(NamedTuple):
 class ResponseHead(NamedTuple):
     status: int
     headers: Headers
-    """As received but for the length, names in the backend's own case, hop-by-hop fields included. Not to be changed: the
-    same list may stand for several responses."""
+    """As received but for the length, names in the backend's own case, hop-by-hop fields included. Not to be changed:
+    the same list may stand for several responses."""
     content_length: int | None
     """Set when the body is framed by its length; a body in chunks or up to the end of the connection has none."""
     content_type: bytes = b""
