@@ -7,8 +7,7 @@ on how its bytes were cut into calls of `extend`, nor on what follows a block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mmh3 import mmh3_x64_128_digest
 
@@ -21,8 +20,7 @@ KEY_VERSION: Final = 1
 """Part of every root: a change of the key format makes old entries unreachable instead of wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainState:
+class ChainState(NamedTuple):
     """Where a chain stands: 16 bytes of digest over all full blocks, and the bytes of the block not full yet."""
 
     digest: bytes
@@ -45,10 +43,8 @@ def extend(state: ChainState, data: bytes, block_bytes: int) -> tuple[BlockKeys,
     buffer = state.partial + data if state.partial else data
     digest = state.digest
     end = len(buffer) - len(buffer) % block_bytes
-    digests: list[bytes] = []
-    add = digests.append
-    for at in range(0, end, block_bytes):
-        digest = mmh3_x64_128_digest(digest + buffer[at : at + block_bytes])
-        add(digest)
+    digests = [
+        digest := mmh3_x64_128_digest(digest + buffer[at : at + block_bytes]) for at in range(0, end, block_bytes)
+    ]
     heads = memoryview(b"".join(digests)).cast("Q")[::2]  # one slice for all keys, not one each
     return BlockKeys(heads.tobytes()), ChainState(digest, buffer[end:])
