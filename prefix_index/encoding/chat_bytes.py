@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+import msgspec
 from xxhash import xxh3_128_hexdigest
 
 from prefix_index.encoding.json_text import Buffer, dump, load
@@ -26,13 +27,33 @@ _FIELDS: Final = (
     "reasoning",
     "refusal",
 )
+_FIELD_ENDS: Final = 2
 _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
 _LONGEST_PART_BYTES: Final = 256
 """A longer part (a data URL, base64 audio) enters as its digest; a plain URL fits and enters as text."""
 
 
+class _Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    role: str
+    content: str
+
+
+_PLAIN: Final = msgspec.json.Decoder(list[_Plain])
+
+
 def messages_bytes(raw: Buffer) -> list[bytes] | None:
     """The bytes of each message of the JSON text of a list; None if it is no list of messages."""
+    try:  # nothing but roles and texts: by far the most, and the whole cost of a short prompt
+        pieces = [f"{message.role}\0{message.content}\0".encode() for message in _PLAIN.decode(raw)]
+    except (msgspec.MsgspecError, ValueError):
+        pass
+    else:
+        if all(piece.count(_NUL) == _FIELD_ENDS for piece in pieces):
+            return pieces
+    return _any_messages(raw)
+
+
+def _any_messages(raw: Buffer) -> list[bytes] | None:
     messages = load(raw)
     if not isinstance(messages, list):
         return None
@@ -48,12 +69,6 @@ def message_bytes(raw: Buffer) -> bytes | None:
 def _message(message: Any) -> bytes | None:
     if not isinstance(message, dict):
         return None
-    if len(message) == 2:  # by far the most, and the whole cost of a short prompt
-        role, content = message.get("role"), message.get("content")
-        if type(role) is str and type(content) is str:
-            data = f"{role}\0{content}\0".encode("utf-8", "surrogatepass")
-            if data.count(_NUL) == 2:
-                return data
     try:
         return b"".join(_pieces(message))
     except RecursionError:

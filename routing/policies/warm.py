@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 TERMS: Final = ("ahead", "prefill", "tier_load", "crowd", "displace", "settle", "move")
 
 
-def terms(facts: Facts, candidate: Candidate, knobs: Knobs) -> tuple[float, ...]:
-    """The parts of the cost in seconds, in the order of TERMS. O(1), or O(pending) with a prefill cap or
-    priorities.
+def cost(facts: Facts, candidate: Candidate, knobs: Knobs, parts: list[float] | None = None) -> float:
+    """Seconds. `parts` is filled with what they are the sum of, in the order of TERMS. O(1), or O(pending) with a
+    prefill cap or priorities.
     """
     prompt = facts.prompt_tokens
     p = candidate.p
@@ -77,16 +77,12 @@ def terms(facts: Facts, candidate: Candidate, knobs: Knobs) -> tuple[float, ...]
         settle = knobs.settle_share * p * candidate.live_tokens
     elif candidate.instance != facts.home:
         move = knobs.move_s
-    return (
-        ahead,
-        # prefill_s(), written out: this runs for every candidate, and a call costs as much as all the rest
-        (p + candidate.q * (prompt - 0.5 * uncached)) * uncached * (1 + behind),
-        tier_load,
-        knobs.crowd_s * candidate.in_flight,
-        displace,
-        settle,
-        move,
-    )
+    # prefill_s(), written out: this runs for every candidate, and a call costs as much as all the rest
+    prefill = (p + candidate.q * (prompt - 0.5 * uncached)) * uncached * (1 + behind)
+    crowd = knobs.crowd_s * candidate.in_flight
+    if parts is not None:
+        parts += (ahead, prefill, tier_load, crowd, displace, settle, move)
+    return ahead + prefill + tier_load + crowd + displace + settle + move
 
 
 def _queue(uncached: float, candidate: Candidate) -> tuple[float, int]:
@@ -119,12 +115,13 @@ class Warm:
 
     def choose(self, facts: Facts, eligible: Sequence[Candidate], state: PolicyState) -> int:
         knobs = self._knobs
-        costs = [sum(terms(facts, candidate, knobs)) for candidate in eligible]
-        best = equals(costs, knobs.tie_s)
+        best = equals([cost(facts, candidate, knobs) for candidate in eligible], knobs.tie_s)
         if len(best) == 1:
             return best[0]
         fewest = equals([eligible[i].live_tokens for i in best], 0.0)
         return draw([best[i] for i in fewest], state.rng)
 
     def terms(self, facts: Facts, candidate: Candidate) -> Mapping[str, float]:
-        return dict(zip(TERMS, terms(facts, candidate, self._knobs), strict=True))
+        parts: list[float] = []
+        cost(facts, candidate, self._knobs, parts)
+        return dict(zip(TERMS, parts, strict=True))

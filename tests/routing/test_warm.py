@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing import Candidate, Facts, Knobs, Pending, build, decide, prefill_s
-from routing.policies.warm import TERMS, terms
+from routing.policies.warm import TERMS, cost
 from tests.routing.support import KNOBS, candidate, state
 
 P, Q = 1e-5, 1e-9
@@ -18,7 +18,9 @@ def pending(uncached: float, prefill: float, prompt: float | None = None) -> Pen
 
 
 def parts(facts: Facts, one: Candidate, knobs: Knobs = KNOBS) -> dict[str, float]:
-    return dict(zip(TERMS, terms(facts, one, knobs), strict=True))
+    found: list[float] = []
+    assert cost(facts, one, knobs, found) == pytest.approx(sum(found))
+    return dict(zip(TERMS, found, strict=True))
 
 
 def test_prefill_is_linear_in_tokens_plus_attention_to_what_came_before() -> None:
@@ -193,4 +195,6 @@ def test_cost_is_finite_and_never_negative(
         prefill_cap_tokens=cap,
         by_priority=by_priority,
     )
-    assert all(math.isfinite(term) and term >= 0 for term in terms(Facts(prompt), one, KNOBS))
+    found: list[float] = []
+    assert math.isfinite(cost(Facts(prompt), one, KNOBS, found))
+    assert all(math.isfinite(term) and term >= 0 for term in found)
