@@ -229,27 +229,33 @@ class MemoryIndex:
             self._nodes -= 1
             return node.detach()
         if longest < node.blocks:
-            node.run = node.run[: longest * KEY_BYTES]
+            node.cut(longest * KEY_BYTES)
         return None
 
     def _evict_from(self, order: Order, blocks: int) -> None:
         while blocks and (entry := order.oldest) is not None:
             part = entry.count if entry.count < blocks else blocks
             node = entry.node
-            if part == entry.count and node.children is None and len(node.entries) == 1:
-                self._drop_leaf(entry, node)
+            if node.children is None and len(node.entries) == 1:
+                self._trim_leaf(entry, node, part)
             else:
                 self._heal_below(self._shorten(entry, part))
             self._evicted += part
             blocks -= part
 
-    def _drop_leaf(self, entry: Entry, node: Node) -> None:
-        """What `_shorten` would do, for by far the most evictions: the whole of a leaf that only one holder has."""
-        order, count = entry.order, entry.count
+    def _trim_leaf(self, entry: Entry, node: Node, blocks: int) -> None:
+        """What `_shorten` would do, for by far the most evictions: the end, or all, of a leaf that only one holder
+        has.
+        """
+        order = entry.order
+        order.blocks -= blocks
+        self._entries -= blocks
+        self._blocks -= blocks
+        entry.count -= blocks
+        if entry.count:
+            node.cut(entry.count * KEY_BYTES)
+            return
         order.unlink(entry)
-        order.blocks -= count
-        self._entries -= count
-        self._blocks -= count
         self._nodes -= 1
         node.entries.clear()
         parent = node.detach()

@@ -43,6 +43,13 @@ class Node:
             self.run = bytearray(self.run)
         self.run += keys
 
+    def cut(self, size: int) -> None:
+        """Shorten the run to `size` bytes: amortised cost of what goes, so that eviction may nibble at a long run."""
+        if isinstance(self.run, bytes):
+            self.run = bytearray(self.run[:size])
+        else:
+            del self.run[size:]
+
     def add_child(self, keys: bytes) -> Node:
         child = Node(keys, self)
         if self.children is None:
