@@ -6,8 +6,6 @@ encoding a chat, whole or from where an earlier turn left off, give one prompt o
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from xxhash import xxh3_64_intdigest
@@ -27,24 +25,24 @@ def prompt_id(root_digest: bytes, keys: BlockKeys, blocks: int, partial: bytes) 
 
 
 class PromptIds:
-    """At most `max_ids`, the oldest go first. Safe to use from several threads."""
+    """The last `max_ids` at least, twice as many at most: generations are dropped whole, at no cost per prompt.
+
+    Safe to use from several threads: at worst a generation turns over twice.
+    """
 
     def __init__(self, max_ids: int = 65_536) -> None:
         self._max_ids = max_ids
-        self._ids: OrderedDict[int, None] = OrderedDict()
-        self._lock = Lock()
+        self._new: set[int] = set()
+        self._old: set[int] = set()
 
     def add(self, prompt: int) -> bool:
         """False if it was known; it counts as new either way."""
-        with self._lock:
-            ids = self._ids
-            if prompt in ids:
-                ids.move_to_end(prompt)
-                return False
-            ids[prompt] = None
-            if len(ids) > self._max_ids:
-                ids.popitem(last=False)
-            return True
+        new = self._new
+        known = prompt in new or prompt in self._old
+        new.add(prompt)
+        if len(new) >= self._max_ids:
+            self._old, self._new = new, set()
+        return not known
 
     def longest(
         self, root_digest: bytes, keys: BlockKeys, data: bytes, ends: Iterable[int], block_bytes: int
@@ -53,10 +51,10 @@ class PromptIds:
 
         (0, 0) if there is none. `keys` are those of `data`, whose start is the start of the chain.
         """
-        known = self._ids
+        new, old = self._new, self._old
         for end in reversed(list(ends)):
             blocks = end // block_bytes
             found = prompt_id(root_digest, keys, blocks, data[blocks * block_bytes : end])
-            if found in known:
+            if found in new or found in old:
                 return blocks, found
         return 0, 0
