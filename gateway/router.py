@@ -187,7 +187,8 @@ class Router:
         """What is routed there is taken to be cached there from now on: the next turn may come before this one ends."""
         prepared, state = placement.prepared, placement.state
         if prepared.keys:
-            self._fleet.use_block_size(state, prepared.tokens_per_block)
+            if state.tokens_per_block != prepared.tokens_per_block:
+                self._fleet.use_block_size(state, prepared.tokens_per_block)
             placement.held_blocks = round(chosen.cached_tokens / prepared.tokens_per_block)
             self._index.store(state.holder, prepared.keys)
         if prepared.session is not None:

@@ -58,12 +58,15 @@ class MemoryIndex:
             return 0
         if order is None:
             order = self._orders[holder] = Order(holder)
-        self._grow(path, at, tail, order, keys)
-        self._touch(path, tail if at == len(keys) else 0, order)
         added = len(keys) // KEY_BYTES - have
+        if len(path) == 1 and path[0].children is not None and have * KEY_BYTES == at == len(path[0].run) < len(keys):
+            self._branch_off(path[0], order, keys[at:])
+        else:
+            self._grow(path, at, tail, order, keys)
+            self._touch(path, tail if at == len(keys) else 0, order)
+            self._heal(path)
         order.blocks += added
         self._entries += added
-        self._heal(path)
         if order.capacity is not None and order.blocks > order.capacity:
             self._evict_from(order, order.blocks - order.capacity)
         if self._entries > self._max_entries:
@@ -157,6 +160,22 @@ class MemoryIndex:
                 break
             children = node.children
         return path, at, common
+
+    def _branch_off(self, head: Node, order: Order, rest: bytes) -> None:
+        """What `_grow` and `_touch` would do, where the holder has a shared head and only the rest is new."""
+        self._use = stamp = self._use + 1
+        leaf = head.add_child(rest)
+        self._nodes += 1
+        blocks = len(rest) // KEY_BYTES
+        self._blocks += blocks
+        entry = Entry(order, leaf, blocks, stamp)
+        leaf.entries.append(entry)
+        order.append(entry)
+        shared = head.entry(order)
+        assert shared is not None
+        order.unlink(shared)
+        shared.stamp = stamp
+        order.append(shared)
 
     def _grow(self, path: list[Node], at: int, tail: int, order: Order, keys: bytes) -> None:
         """Make the tree and `path` hold all of `keys`, with a node edge wherever `order`'s recency will differ."""
