@@ -30,7 +30,6 @@ class Body(msgspec.Struct, gc=False):
     prompt_cache_key: Any = None
     metadata: Any = None
     conversation: Any = None
-    user: Any = None
 
     @property
     def streams(self) -> bool:

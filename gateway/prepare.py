@@ -115,7 +115,7 @@ class Preparer:
             if hints != _NO_HINTS:
                 raw_id = session_id.from_body(*hints)
         session = session_id.derive(EVERYONE, raw_id, self._secret) if raw_id is not None else None
-        streams = body.stream is True
+        streams = body.streams
         if encoded is None:
             # nothing could be read of it: the length of the body is the best guess, in bytes
             tokens = size / DEFAULT_BYTES_PER_TOKEN

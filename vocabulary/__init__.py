@@ -42,5 +42,3 @@ class Kind(enum.StrEnum):
     FORCED = "forced"  # only one backend could take it
     RETRY = "retry"  # a second attempt after a failed one
     FALLBACK = "fallback"  # routed without the facts the policy wants
-
-    __hash__ = str.__hash__  # a key on the hot path; Enum's own is a Python function

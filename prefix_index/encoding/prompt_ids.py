@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
 def prompt_id(root_digest: bytes, keys: BlockKeys, blocks: int, partial: bytes) -> int:
     """Names the prompt of `blocks` full blocks of `keys` and what follows them. Never 0."""
-    anchor = keys[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES] if blocks else root_digest
+    return anchored_id(anchor(root_digest, keys, blocks), partial)
+
+
+def anchor(root_digest: bytes, keys: BlockKeys, blocks: int) -> bytes:
+    """The key of the last of `blocks` full blocks; the root's digest where there is none."""
+    return keys[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES] if blocks else root_digest
+
+
+def anchored_id(anchor: bytes, partial: bytes) -> int:
+    """The id of the prompt that ends with `partial` behind an anchor. Never 0."""
     return xxh3_64_intdigest(anchor + partial) or 1
 
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Final
 
-from xxhash import xxh3_64_intdigest
-
-from prefix_index.encoding.prompt_ids import prompt_id
+from prefix_index.encoding.prompt_ids import anchor, anchored_id, prompt_id
 from prefix_index.encoding.protocol import Encoded
 from prefix_index.keys import ChainState, extend
 from vocabulary import KEY_BYTES, BlockKeys
@@ -110,26 +108,26 @@ class PromptEnds:
         `end`. An earlier prompt shorter than `known` is not looked for.
         """
         chained = self._longest(root, known, known.state.partial + rest, end, block_bytes)
-        self._add(_anchor(root, end, end.blocks), end.state.partial)
+        self._add(anchor(root.state.digest, end.keys, end.blocks), end.state.partial)
         return chained
 
     def _longest(self, root: Snapshot, known: Snapshot, rest: bytes, end: Snapshot, block_bytes: int) -> Chained:
-        own = _id(_anchor(root, end, end.blocks), end.state.partial)
+        own = chain_id(root, end)
         for blocks in range(end.blocks, known.blocks - 1, -1):
-            anchor = _anchor(root, end, blocks)
-            partials = self._ends.get(anchor)
+            place = anchor(root.state.digest, end.keys, blocks)
+            partials = self._ends.get(place)
             if partials is None:
                 continue
             at = (blocks - known.blocks) * block_bytes
             heads = [partial for partial in partials if rest.startswith(partial, at)]
             if heads:
-                return Chained(end, blocks, own, _id(anchor, max(heads, key=len)))
+                return Chained(end, blocks, own, anchored_id(place, max(heads, key=len)))
         return Chained(end, known.blocks, own, 0)
 
-    def _add(self, anchor: bytes, partial: bytes) -> None:
+    def _add(self, place: bytes, partial: bytes) -> None:
         with self._lock:
-            others = [other for other in self._ends.pop(anchor, ()) if other != partial]
-            self._ends[anchor] = (*others[-_ENDS_PER_KEY + 1 :], partial)
+            others = [other for other in self._ends.pop(place, ()) if other != partial]
+            self._ends[place] = (*others[-_ENDS_PER_KEY + 1 :], partial)
             if len(self._ends) > self._max_ends:
                 self._ends.popitem(last=False)
 
@@ -137,14 +135,6 @@ class PromptEnds:
 def chain_id(root: Snapshot, end: Snapshot) -> int:
     """Names the prompt that ends here, partial block included. Never 0."""
     return prompt_id(root.state.digest, end.keys, end.blocks, end.state.partial)
-
-
-def _anchor(root: Snapshot, end: Snapshot, blocks: int) -> bytes:
-    return end.keys[(blocks - 1) * KEY_BYTES : blocks * KEY_BYTES] if blocks else root.state.digest
-
-
-def _id(anchor: bytes, partial: bytes) -> int:
-    return xxh3_64_intdigest(anchor + partial) or 1
 
 
 def _cost(snapshot: Snapshot) -> int:
