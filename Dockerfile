@@ -6,7 +6,7 @@
 #   docker run -p 8000:8000 -v ./warmroute.yaml:/etc/warmroute/warmroute.yaml:ro warmroute \
 #       serve --config /etc/warmroute/warmroute.yaml
 #
-# For -p the config must bind an address other than loopback: listen: {host: 0.0.0.0, allow_unauthenticated: true}.
+# For -p the config must bind an address other than loopback: listen: {host: 0.0.0.0}, and tenants with keys.
 
 FROM python:3.11-slim AS build
 WORKDIR /src
@@ -17,7 +17,7 @@ COPY gateway gateway
 COPY prefix_index prefix_index
 COPY routing routing
 COPY vocabulary vocabulary
-RUN --mount=type=cache,target=/root/.cache/pip /opt/warmroute/bin/pip install ".[fast]"
+RUN --mount=type=cache,target=/root/.cache/pip /opt/warmroute/bin/pip install ".[fast,kubernetes]"
 
 FROM python:3.11-slim
 LABEL org.opencontainers.image.title="warmroute" org.opencontainers.image.licenses="Apache-2.0"

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PEERS := build/peers
 
-.PHONY: run test lint bench bench-replay clean
+.PHONY: run test lint bench bench-replay soak clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ bench: $(STAMP) $(PEERS)/.ready
 
 bench-replay: $(STAMP)
 	$(BIN)/python -m tests.bench.replay
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak
 
 clean:
 	rm -rf $(VENV) build

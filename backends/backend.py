@@ -1,16 +1,24 @@
-"""One engine endpoint: its settings, its connections, its health and its current instance."""
+"""One engine endpoint: its settings, its connections, its health, its current instance, and whether it is to rest.
+
+Invariant: `draining` is true exactly while `drain_reasons` has any; each reason is taken back by who gave it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from backends.health import Health
     from backends.instance import Instance
     from backends.transport import Upstream
     from backends.upstream import Endpoint
     from vocabulary import BackendId
+
+DrainReason = Literal["admin", "discovery", "config"]
+"""Who wants it to take no new requests: an operator, the source that found it, a config that no longer has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +35,8 @@ class BackendSpec:
     """The engine schedules by the request's priority instead of its arrival."""
     prefill_s_per_token: float | None = None
     prefill_s_per_token2: float | None = None
+    takes_cache_salt: bool = True
+    """It knows the field; others refuse what they do not know."""
     has_metrics: bool = True
     """It may be asked for load figures at `/metrics`."""
 
@@ -34,18 +44,35 @@ class BackendSpec:
 class Backend:
     """`instance` is replaced when the engine restarts; requests keep the one that they were leased on."""
 
-    __slots__ = ("draining", "health", "instance", "last_error", "model_cards", "models", "spec", "upstream")
+    __slots__ = (
+        "drain_reasons",
+        "draining",
+        "draining_since_s",
+        "former",
+        "health",
+        "instance",
+        "last_error",
+        "model_cards",
+        "models",
+        "spec",
+        "upstream",
+    )
 
     def __init__(self, spec: BackendSpec, upstream: Upstream, health: Health) -> None:
         self.spec = spec
         self.upstream = upstream
         self.health = health
         self.instance: Instance
+        self.former: list[Instance] = []
+        """Earlier lives on which requests still run."""
         self.models: tuple[str, ...] = spec.models
         """Model ids that it serves; from the config, else from its `/v1/models`."""
         self.model_cards: dict[str, dict[str, Any]] = {}
         """Entries of its `/v1/models` by id, as it sent them."""
         self.draining = False
+        """Takes no new requests; for reading."""
+        self.drain_reasons: tuple[DrainReason, ...] = ()
+        self.draining_since_s = 0.0
         self.last_error: str | None = None
         """Class name of the last failed probe's error."""
 
@@ -60,3 +87,34 @@ class Backend:
             return self.spec.capacity_tokens
         load = self.instance.engine_load
         return load.capacity_tokens if load is not None else None
+
+    @property
+    def in_flight(self) -> int:
+        """Requests on all its lives."""
+        return self.instance.in_flight + sum(instance.in_flight for instance in self.former)
+
+    def drain(self, reason: DrainReason, now_s: float) -> bool:
+        """Returns False when that reason is there already."""
+        if reason in self.drain_reasons:
+            return False
+        if not self.draining:
+            self.draining_since_s = now_s
+        self.drain_reasons = (*self.drain_reasons, reason)
+        self.draining = True
+        return True
+
+    def undrain(self, reason: DrainReason) -> bool:
+        """Takes back that reason alone. Returns True when it was the last one."""
+        if reason not in self.drain_reasons:
+            return False
+        self.drain_reasons = tuple(other for other in self.drain_reasons if other != reason)
+        self.draining = bool(self.drain_reasons)
+        return not self.draining
+
+    def when_empty(self, callback: Callable[[], None]) -> None:
+        """Call back once no request runs on any of its lives, at once if none does."""
+        busy = next((instance for instance in (self.instance, *self.former) if instance.in_flight), None)
+        if busy is None:
+            callback()
+        else:
+            busy.when_idle(lambda: self.when_empty(callback))

@@ -141,7 +141,6 @@ class Connection(asyncio.Protocol):
         if call is None:  # bytes that nobody asked for on an idle connection: it cannot be trusted any more
             self.drop()
             return
-        call.last_byte_s = self._pool.loop.time()
         response = self._response
         try:
             response.feed(data)
@@ -153,10 +152,13 @@ class Connection(asyncio.Protocol):
         body = response.take_body()
         if call.phase == WAITING:
             if (head := response.take_head()) is None:
-                return
+                return  # nor does a head that dribbles in put off the first byte's timeout
             call.phase = STREAMING
+            call.last_byte_s = self._pool.loop.time()
+            call.head = call.body = b""  # may be large, and will not be sent again
             sink.on_head(head, body)
         elif body:
+            call.last_byte_s = self._pool.loop.time()
             sink.on_data(body)
         if response.complete and self.call is call:
             self._complete(call)

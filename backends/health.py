@@ -1,14 +1,15 @@
 """Whether a backend may take requests: probes, passive ejection and the half-open trial. Pure: no clock, no I/O.
 
 4xx answers and clients that leave never count against a backend (O11). Successful traffic counts as life, so a probe
-that is slow while streams flow does not take the only backend away (O61).
+that is slow while streams flow does not take the only backend away (O61). A trial is one request sent after the
+ejection: what still runs from before neither holds it up nor fails it.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 
 class State(enum.StrEnum):
@@ -35,6 +36,13 @@ class HealthPolicy:
     eject_max_s: float = 120.0
 
 
+class Running(Protocol):
+    """A request on the backend, as far as a trial asks."""
+
+    open: bool
+    """It has not ended."""
+
+
 class Health:
     """State machine of one backend; callers pass the time in seconds of any monotonic clock."""
 
@@ -45,6 +53,7 @@ class Health:
         "_last_success_s",
         "_passed_probes",
         "_policy",
+        "_trial",
         "_until_s",
         "state",
     )
@@ -58,15 +67,26 @@ class Health:
         self._ejections = 0
         self._until_s = 0.0
         self._last_success_s = float("-inf")
+        self._trial: Running | None = None
 
-    def admits(self, in_flight: int, now_s: float) -> bool:
-        """May a new request go there? In a trial only while nothing else runs."""
+    def set_policy(self, policy: HealthPolicy) -> None:
+        """Counts and an ejection under way go on."""
+        self._policy = policy
+
+    def admits(self, now_s: float) -> bool:
+        """May a new request go there? In a trial only while no other one is on trial."""
         state = self.state
         if state is _UP:
             return True
         if state is State.EJECTED and now_s >= self._until_s:
             self.state = state = State.TRIAL
-        return state is State.TRIAL and in_flight == 0
+            self._trial = None
+        return state is State.TRIAL and (self._trial is None or not self._trial.open)
+
+    def try_with(self, request: Running) -> None:
+        """A request was placed there while the state is not UP: in a trial, its outcome is the verdict."""
+        if self.state is State.TRIAL and (self._trial is None or not self._trial.open):
+            self._trial = request
 
     @property
     def reachable(self) -> bool:
@@ -111,14 +131,19 @@ class Health:
         if self.state is _UP or self.state not in (State.TRIAL, State.EJECTED):
             return False
         self.state = State.UP
+        self._trial = None
         return True
 
-    def request_failed(self, now_s: float) -> bool:
-        """A 5xx, a failed connect, a timeout or a broken response. Returns True when this ejects the backend."""
+    def request_failed(self, now_s: float, request: Running | None = None) -> bool:
+        """A 5xx, a failed connect, a timeout or a broken response. Returns True when this ejects the backend.
+
+        In a trial only the request on trial counts: others were sent before the ejection.
+        """
         self._failures += 1
         tripped = self.state is State.UP and self._failures >= self._policy.eject_after_failures
-        if tripped or self.state is State.TRIAL:
+        if tripped or (self.state is State.TRIAL and request is self._trial):
             self.state = State.EJECTED
+            self._trial = None
             self._ejections += 1
             length_s = min(self._policy.eject_s * 2 ** (self._ejections - 1), self._policy.eject_max_s)
             self._until_s = now_s + length_s

@@ -22,8 +22,8 @@ class Lease:
 
     __slots__ = (
         "_instance",
-        "_open",
         "assumed_first_token_s",
+        "open",
         "prefill_s",
         "prompt_tokens",
         "sent_s",
@@ -34,7 +34,8 @@ class Lease:
         self, instance: Instance, uncached_tokens: float, prompt_tokens: float, prefill_s: float, sent_s: float
     ) -> None:
         self._instance = instance
-        self._open = True
+        self.open = True
+        """It counts; for reading."""
         self.uncached_tokens = uncached_tokens
         self.prompt_tokens = prompt_tokens
         self.prefill_s = prefill_s
@@ -49,13 +50,13 @@ class Lease:
 
     def first_token(self, now_s: float) -> None:
         """The request's prefill is over: it counts as decoding from here on."""
-        if self._open:
+        if self.open:
             self._instance.settle_pending(self, now_s)
 
     def end(self, now_s: float) -> None:
         """Give the place back. Any number of calls count once."""
-        if self._open:
-            self._open = False
+        if self.open:
+            self.open = False
             self._instance.release(self, now_s)
 
 

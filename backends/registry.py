@@ -30,6 +30,10 @@ class FleetListener(Protocol):
         """`instance.engine_load` is newer."""
         ...
 
+    def spec_changed(self, instance: Instance) -> None:
+        """`instance.backend.spec` is another one; the engine behind it is the same."""
+        ...
+
 
 class Registry:
     """Owned by one event loop. `serving` is the hot read; everything else happens at human speed."""
@@ -55,15 +59,17 @@ class Registry:
         for backend in self._backends.values():
             listener.instance_started(backend.instance)
 
+    def set_health_policy(self, policy: HealthPolicy) -> None:
+        """For all backends, also those to come; what they count goes on."""
+        self._health_policy = policy
+        for backend in self._backends.values():
+            backend.health.set_policy(policy)
+
     def add(self, spec: BackendSpec) -> Backend:
         """Raises ValueError when a backend of that name is there."""
         if spec.name in self._backends:
             raise ValueError(f"backend {spec.name} exists")
-        backend = Backend(spec, self._make_upstream(spec), Health(self._health_policy))
-        self._start_instance(backend)
-        self._backends[spec.name] = backend
-        self._index_models()
-        return backend
+        return self._enter(spec)
 
     def remove(self, name: BackendId) -> Backend:
         """Takes no new request from now on; running ones end on their own leases and connections."""
@@ -72,9 +78,39 @@ class Registry:
         self._index_models()
         return backend
 
+    def replace(self, spec: BackendSpec) -> Backend:
+        """Another backend takes over the name in one step; the old one is as if removed."""
+        old = self._backends[spec.name]
+        new = self._enter(spec)
+        self._retire(old.instance)
+        return new
+
+    def update(self, spec: BackendSpec) -> Backend:
+        """Other settings for the same engine over the same connections."""
+        backend = self._backends[spec.name]
+        before, backend.spec = backend.spec, spec
+        if spec.models != before.models:
+            self.set_models(backend, spec.models or tuple(backend.model_cards))
+        for listener in self._listeners:
+            listener.spec_changed(backend.instance)
+        return backend
+
+    def reconnect(self, spec: BackendSpec) -> Upstream:
+        """Other connections to the same engine, which keeps its instance. Returns the old ones, to be closed."""
+        backend = self._backends[spec.name]
+        before, backend.upstream = backend.upstream, self._make_upstream(spec)
+        self.update(spec)
+        return before
+
     def restart(self, backend: Backend) -> Instance:
         """The engine behind a backend began a new life: new instance, empty cache, zero counts."""
-        self._retire(backend.instance)
+        if self._backends.get(backend.name) is not backend:  # it has left: nobody would retire the new life
+            return backend.instance
+        old = backend.instance
+        self._retire(old)
+        if old.in_flight:
+            backend.former.append(old)
+            old.when_idle(lambda: backend.former.remove(old))
         return self._start_instance(backend)
 
     def set_load(self, backend: Backend, load: EngineLoad) -> None:
@@ -103,6 +139,13 @@ class Registry:
 
     def __len__(self) -> int:
         return len(self._backends)
+
+    def _enter(self, spec: BackendSpec) -> Backend:
+        backend = Backend(spec, self._make_upstream(spec), Health(self._health_policy))
+        self._start_instance(backend)
+        self._backends[spec.name] = backend
+        self._index_models()
+        return backend
 
     def _start_instance(self, backend: Backend) -> Instance:
         instance = Instance(InstanceId(next(self._instance_ids)), backend, self._clock())

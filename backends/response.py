@@ -16,10 +16,16 @@ from vocabulary.errors import UpstreamProtocolError
 MAX_HEAD_BYTES: Final = 256 * 1024
 """Header and trailer bytes accepted from a backend. Engines send under 2 KiB; the bound is against a broken one."""
 _LENGTH_OF_LENGTH: Final = len(b"content-length")
+_INTERIM_BYTES: Final = 64
+"""Counted for an interim answer itself, so that a flood of them ends."""
+
+
+class _BadHead(Exception):
+    """Stops the parser, which would let it pass."""
 
 
 def _read(headers: Headers) -> tuple[bool, bytes, bool]:
-    """(in chunks, content type, compressed)."""
+    """(in chunks, content type, compressed). Raises _BadHead on a transfer coding that would have to be undone."""
     chunked = compressed = False
     content_type = b""
     for name, value in headers:
@@ -27,7 +33,9 @@ def _read(headers: Headers) -> tuple[bool, bytes, bool]:
         if lower == b"content-type":
             content_type = value
         elif lower == b"transfer-encoding":
-            chunked = value.lower().rstrip().endswith(b"chunked")
+            if chunked or value.strip().lower() != b"chunked":
+                raise _BadHead
+            chunked = True
         elif lower == b"content-encoding":
             compressed = value.lower() != b"identity"
     return chunked, content_type, compressed
@@ -35,6 +43,7 @@ def _read(headers: Headers) -> tuple[bool, bytes, bool]:
 
 class ResponseReader:
     __slots__ = (
+        "_barren_bytes",
         "_body",
         "_content_length",
         "_head",
@@ -67,6 +76,7 @@ class ResponseReader:
         self._body: list[bytes] = []
         self._head: ResponseHead | None = None
         self._head_bytes = 0
+        self._barren_bytes = 0
         self._interim = False
         self._keep_alive = False
         self.trailers: Headers = []
@@ -88,7 +98,11 @@ class ResponseReader:
             if not self.complete:
                 raise UpstreamProtocolError("the backend's answer is not HTTP/1.1") from error
             self.extra = True
-        if self._head_bytes > MAX_HEAD_BYTES:
+        if self._body:
+            self._barren_bytes = 0
+        elif not self.complete:  # a head, or what is around the body: the parser keeps lines that do not end
+            self._barren_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES or self._barren_bytes > 2 * MAX_HEAD_BYTES:
             raise UpstreamProtocolError("the backend's response head is too large")
 
     def take_head(self) -> ResponseHead | None:
@@ -129,7 +143,10 @@ class ResponseReader:
             return
         status = self._parser.get_status_code()
         if status < 200:  # 100, 103: between the gateway and the backend only
+            if status in (0, 101):  # nobody asked for another protocol
+                raise _BadHead
             self._interim = True
+            self._head_bytes += _INTERIM_BYTES
             self._headers = []
             self._content_length = None
             return

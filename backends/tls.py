@@ -9,13 +9,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def client_context(ca_file: Path | None, *, verify: bool) -> ssl.SSLContext:
-    """Certificates are checked against `ca_file`, else against the system's. Raises OSError (ssl.SSLError) on a bad
-    file.
+def client_context(
+    ca_file: Path | None, *, verify: bool, cert_file: Path | None = None, key_file: Path | None = None
+) -> ssl.SSLContext:
+    """Certificates are checked against `ca_file`, else against the system's; with `cert_file` the gateway shows its own
+    (mTLS). Raises OSError (ssl.SSLError) on a bad file, ValueError on a key with a password.
     """
     context = ssl.create_default_context(cafile=str(ca_file) if ca_file is not None else None)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    if cert_file is not None:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def _no_password() -> str:
+    raise ValueError("the private key has a password")  # else OpenSSL would ask the terminal

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from backends.upstream import Timeouts
     from vocabulary.errors import UpstreamError
 
 Headers = list[tuple[bytes, bytes]]
@@ -72,6 +73,12 @@ class Call(Protocol):
 
 class Upstream(Protocol):
     def send(self, request: UpstreamRequest, sink: ResponseSink) -> Call: ...
+
+    def set_timeouts(self, timeouts: Timeouts) -> None: ...
+
+    def heard_within(self, seconds: float) -> bool:
+        """A running response got bytes so recently."""
+        ...
 
     async def close(self) -> None:
         """No new connections are kept; returns when the last running call has ended."""

@@ -9,8 +9,11 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from backends.addresses import unsafe
 from backends.connection import CONNECTING, DONE, STREAMING, WAITING, Connection, PooledCall
+from backends.local_errors import is_local
 from vocabulary.errors import (
+    LocalResourceError,
     UpstreamConnectError,
     UpstreamConnectTimeout,
     UpstreamError,
@@ -34,10 +37,20 @@ class Endpoint:
     tls: ssl.SSLContext | None = None
     authorization: str | None = None
     """Value of the Authorization header that this backend gets; None sends none."""
+    server_hostname: str | None = None
+    """Name in its certificate and in the Host header, where `host` is only the IP address behind that name."""
 
     @property
     def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        """What is connected to."""
+        return self._with_port(self.host)
+
+    @property
+    def host_header(self) -> str:
+        return self._with_port(self.server_hostname or self.host)
+
+    def _with_port(self, host: str) -> str:
+        host = f"[{host}]" if ":" in host else host
         default_port = 443 if self.tls else 80
         return host if self.port == default_port else f"{host}:{self.port}"
 
@@ -57,6 +70,12 @@ class Timeouts:
         return max(0.01, min(1.0, min(self.first_byte_timeout_s, self.idle_timeout_s, self.keepalive_idle_s) / 4))
 
 
+def _leads_astray(transport: asyncio.BaseTransport) -> bool:
+    """A name may have come to mean a metadata service since it was checked: nothing is said to that."""
+    peer = transport.get_extra_info("peername")
+    return bool(peer) and unsafe(str(peer[0])) is not None
+
+
 class Pool:
     """Keep-alive connections to one backend (the seam's `Upstream`). Idle ones are used last in, first out."""
 
@@ -72,7 +91,11 @@ class Pool:
         self._drained = asyncio.Event()
         self._sweep = loop.call_later(timeouts.sweep_interval_s, self._sweeper)
         authorization = f"authorization: {endpoint.authorization}\r\n" if endpoint.authorization else ""
-        self._common = f"host: {endpoint.authority}\r\n{authorization}".encode("latin-1")
+        self._common = f"host: {endpoint.host_header}\r\n{authorization}".encode("latin-1")
+
+    def set_timeouts(self, timeouts: Timeouts) -> None:
+        """For running calls too."""
+        self._timeouts = timeouts
 
     @property
     def active(self) -> int:
@@ -86,6 +109,10 @@ class Pool:
     @property
     def sockets(self) -> int:
         return len(self._connections)
+
+    def heard_within(self, seconds: float) -> bool:
+        since_s = self.loop.time() - seconds
+        return any(call.phase == STREAMING and call.last_byte_s >= since_s for call in self._calls)
 
     def send(self, request: UpstreamRequest, sink: ResponseSink) -> PooledCall:
         """Send on an idle connection if there is one, else on a new one; errors of any kind go to the sink."""
@@ -116,7 +143,7 @@ class Pool:
     async def _connect(self, call: PooledCall) -> None:
         connection = Connection(self)
         endpoint = self.endpoint
-        server_hostname = endpoint.host if endpoint.tls else None
+        server_hostname = (endpoint.server_hostname or endpoint.host) if endpoint.tls else None
         try:
             async with asyncio.timeout(self._timeouts.connect_timeout_s):
                 await self.loop.create_connection(
@@ -131,11 +158,18 @@ class Pool:
             raise
         except Exception as error:  # the root of this task: OSError by far, but nobody else would tell the sink
             call.connecting = None
-            call.fail(UpstreamConnectError(f"no connection to the backend ({type(error).__name__})"))
+            if is_local(error):
+                call.fail(LocalResourceError("the gateway has no file descriptor or port left to reach a backend"))
+            else:
+                call.fail(UpstreamConnectError(f"no connection to the backend ({type(error).__name__})"))
             return
         call.connecting = None
         if call.phase == DONE:
             connection.drop()
+            return
+        if connection.transport is not None and _leads_astray(connection.transport):
+            connection.drop()
+            call.fail(UpstreamConnectError("the backend's name leads to an address that is never called"))
             return
         self._connections.add(connection)
         connection.start(call, reused=False)

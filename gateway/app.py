@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -18,32 +17,42 @@ from backends.prober import Prober
 from backends.registry import Registry
 from backends.upstream import Pool
 from gateway import wiring
+from gateway.access.access import Access
 from gateway.batch import Batch
+from gateway.connections import Connections, connection_limits
+from gateway.eligibility import may_get
+from gateway.endpoints import Endpoints
 from gateway.fleet import FleetState
+from gateway.fleet_sources import FleetSources
+from gateway.lifecycle import FleetControl
+from gateway.limits import RequestBuffer
 from gateway.logs import get_logger
-from gateway.metrics import NO_BACKEND, UNKNOWN, BackendReading, Metrics, Reading
-from gateway.models import Model, Models
+from gateway.metrics import NO_BACKEND, UNKNOWN, Metrics
+from gateway.model_builder import ModelBuilder
+from gateway.models import Models
+from gateway.plan import first_plan
 from gateway.prepare import Preparer
+from gateway.readings import BackendReading, Reading
 from gateway.request_ids import RequestIds
+from gateway.response_ids import ResponseIds
 from gateway.router import Router
 from gateway.sessions import SessionStore
 from prefix_index.encoding.bytes_encoder import BytesEncoder
 from prefix_index.encoding.ratio import BytesPerToken
 from prefix_index.memory import MemoryIndex
-from routing import PolicyState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from backends.backend import Backend, BackendSpec
     from backends.transport import Upstream
+    from backends.upstream import Timeouts
     from gateway.config import Config
-    from gateway.hot import HotProtocol
     from gateway.metrics import Phase
+    from gateway.placement import Placement
     from gateway.prepare import Prepared
-    from gateway.router import Placement
-    from prefix_index.encoding.protocol import Encoder
-    from vocabulary.errors import UpstreamError
+    from gateway.reload import Reloader
+    from vocabulary.errors import RequestFailed, UpstreamError
 
 _CLASS: Final = "interactive"
 
@@ -55,33 +64,40 @@ class Gateway:
         """Raises ConfigError where a file that the config names cannot be used."""
         self.config = config
         self.clock = clock
+        self.rng = random.Random()
         self.log = get_logger("gateway")
         self.draining = False
         """Told to stop: not ready, and connections close after their answer."""
-        self.connections: set[HotProtocol] = set()
         self.limits = wiring.request_limits(config)
+        self.request_buffer = RequestBuffer(config.listen.max_buffered_bytes)
+        self.endpoints = Endpoints(config.listen.paths)
         self.request_ids = RequestIds(os.urandom(6).hex().encode())
         self.metrics = Metrics(
             CollectorRegistry(), routes=[route.name for route in config.all_routes], config_id=config.id
         )
         self.metrics.read_from(self._read)
+        self.reloader: Reloader | None = None
+        """Set by the process that can read the config anew."""
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._sweep: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
+        self.connections = Connections(connection_limits(config), clock, self._loop, self.metrics.count_closed)
         self._timeouts = wiring.timeouts(config)
         self._secret = hashlib.blake2b(wiring.secret(config) or secrets.token_bytes(32), digest_size=32).digest()
         self.batch = Batch(self._loop)
-        self._encoders: list[Encoder] = []
-        self._policies = {route.name: wiring.policy(route) for route in config.all_routes}
         self.index = MemoryIndex(config.store.max_entries)
         sessions = config.sessions
         self.sessions = SessionStore(sessions.idle_ttl_s, config.live_window_s, sessions.max_sessions, clock)
-        self.registry = Registry(wiring.health_policy(config), self._pool, clock, self._models_changed)
+        self.registry = Registry(wiring.health_policy(config), self._pool, clock, self.models_changed)
         self.fleet = FleetState(self.index, self.sessions, self.metrics)
+        self.fleet.set_slow_start(config.health.slow_start_s)
         self.registry.listen(self.fleet)
         self._bytes = BytesEncoder(self._secret)
         self._ratios = BytesPerToken()
-        self.models = Models(self._configured_models(), self._model, self.registry)
+        builder = ModelBuilder(config, self._secret, self._bytes, self._ratios, self._encoding_differs)
+        self.plan = first_plan(config, builder, self.rng)
+        self.access = Access(self.plan.access, self._secret, self.metrics.access, self._keys_failed, clock=clock)
+        self.models = Models(builder.configured(), builder.build, self.registry)
+        self.response_ids = ResponseIds(self._secret)
         self.preparer = Preparer(self.models, self.metrics, self._secret, use_lineage=sessions.lineage)
         self.router = Router(
             self.registry,
@@ -89,43 +105,22 @@ class Gateway:
             self.sessions,
             self.fleet,
             self.metrics,
-            self._secret,
             clock,
             decision_headers=config.telemetry.decision_headers,
+            fail_open=config.health.fail_open,
             on_health=self._health_changed,
         )
         self.prober = Prober(self.registry, wiring.probe_policy(config), clock, self._health_changed)
-        for backend in config.backends:
-            self.registry.add(wiring.backend_spec(backend, config))
+        self.control = FleetControl(self.registry, self.prober, self.fleet, self.metrics, clock, self.log)
+        self.sources = FleetSources(self.control, self.registry, clock, self.rng, self.log)
+        self.sources.apply(self.plan.sources)
+        for spec in self.plan.specs:
+            self.registry.add(spec)
 
     # Construction.
 
     def _pool(self, spec: BackendSpec) -> Upstream:
         return Pool(spec.endpoint, self._timeouts, self._loop)
-
-    def _configured_models(self) -> dict[str, Model]:
-        table: dict[str, Model] = {}
-        for entry in self.config.models:
-            model = self._model(entry.name)
-            table.update(dict.fromkeys((entry.name, *entry.aliases), model))
-        return table
-
-    def _model(self, name: str) -> Model:
-        """Also for models that only a backend names: those get the `bytes` encoding."""
-        entry = self.config.model(name)
-        route = self.config.route(name)
-        encoder: Encoder = self._bytes
-        if entry is not None and entry.encoding == "tokens":
-            encoder = wiring.tokens_encoder(entry, self._secret, partial(self._encoding_differs, name))
-            self._encoders.append(encoder)
-        return Model(
-            name=name,
-            route=route.name,
-            policy=self._policies[route.name],
-            state=PolicyState(rng=random.Random(), config_id=self.config.id),
-            encoder=encoder,
-            ratios=self._ratios if encoder.name == "bytes" else None,
-        )
 
     def _encoding_differs(self, model: str, reason: str) -> None:
         """From whichever thread noticed."""
@@ -135,30 +130,51 @@ class Gateway:
         self.metrics.encode_fallback("mismatch").value += 1
         self.log.warning("encoding_mismatch", model=model, reason=reason)
 
+    def _keys_failed(self, error: Exception) -> None:
+        self.log.warning("jwks_failed", error=type(error).__name__)
+
+    # What a reload changes.
+
+    def next_builder(self, config: Config) -> ModelBuilder:
+        """May run in a thread. Raises ConfigError."""
+        before = self.plan.builder
+        return ModelBuilder(config, self._secret, self._bytes, self._ratios, self._encoding_differs, before)
+
+    def retire(self, builder: ModelBuilder, successor: ModelBuilder) -> None:
+        """Its encoders end when the requests that are being encoded now have been."""
+        running = list(self._tasks)
+
+        async def close_later() -> None:
+            if running:
+                await asyncio.wait(running)
+            builder.close(successor)
+
+        self.spawn(close_later())
+
+    def set_timeouts(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        for backend in self.registry:
+            backend.upstream.set_timeouts(timeouts)
+
     # Life.
 
     async def start(self, first_probe_timeout_s: float = 5.0) -> None:
         """Begin to probe; returns when each backend was probed once, or after the timeout: a fleet that is down is no
         reason not to start (O60)."""
-        for backend in self.registry:
-            self.prober.watch(backend)
-        self._sweep_connections()
-        await self.prober.first_round(first_probe_timeout_s)
-
-    def _sweep_connections(self) -> None:
-        """Close client connections that wait for a next request for too long."""
-        keep_alive_s = self.config.listen.keep_alive_s
-        before_s = self.clock() - keep_alive_s
-        for connection in list(self.connections):
-            connection.close_if_idle(before_s)
-        self._sweep = self._loop.call_later(min(1.0, keep_alive_s / 4), self._sweep_connections)
+        self.control.start()
+        self.connections.start()
+        await self.access.start()
+        until_s = self._loop.time() + first_probe_timeout_s
+        self.sources.start()
+        await self.sources.first_answers(first_probe_timeout_s)
+        await self.prober.first_round(max(0.0, until_s - self._loop.time()))
 
     async def stop(self) -> None:
         """End what still runs; called when no client is connected any more."""
-        if self._sweep is not None:
-            self._sweep.cancel()
-        for connection in list(self.connections):
-            connection.transport.abort()
+        self.connections.stop()
+        await self.sources.stop()
+        await self.control.stop()
+        await self.access.stop()
         await self.prober.stop()
         tasks = list(self._tasks)
         for task in tasks:
@@ -167,8 +183,8 @@ class Gateway:
             await asyncio.wait(tasks)
         for backend in self.registry:
             await backend.upstream.close()
-        for encoder in (*self._encoders, self._bytes):
-            encoder.close()
+        self.plan.builder.close()
+        self._bytes.close()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that the gateway owns."""
@@ -179,8 +195,8 @@ class Gateway:
 
     @property
     def ready(self) -> bool:
-        """At least one backend can be reached, and nobody told us to stop."""
-        return not self.draining and any(backend.health.reachable for backend in self.registry)
+        """At least one backend may get requests, and nobody told us to stop."""
+        return not self.draining and any(may_get(backend, fail_open=self.router.fail_open) for backend in self.registry)
 
     @property
     def tasks(self) -> int:
@@ -207,6 +223,9 @@ class Gateway:
             request_id=request_id.decode("latin-1"),
         )
 
+    def log_refusal(self, endpoint: str, error: RequestFailed, request_id: bytes) -> None:
+        self.log.warning("request_refused", code=error.code, endpoint=endpoint, request_id=request_id.decode("latin-1"))
+
     def _read(self) -> Reading:
         index = self.index.stats()
         return Reading(
@@ -214,22 +233,31 @@ class Gateway:
                 BackendReading(
                     name=backend.name,
                     up=backend.health.state is State.UP,
-                    in_flight=backend.instance.in_flight,
+                    draining=backend.draining,
+                    in_flight=backend.in_flight,
                     pending_uncached_tokens=backend.instance.pending_uncached_tokens,
                     trust=self.fleet.of(backend.instance).trust,
                 )
                 for backend in self.registry
             ],
+            discovery=self.sources.readings(),
+            connections=len(self.connections),
+            request_bytes_buffered=self.request_buffer.used,
             sessions=self.sessions.stats().sessions,
+            reloads=self.reloader.reading() if self.reloader is not None else None,
             index_blocks=index.blocks,
             index_entries=index.entries,
             index_evicted_total=index.evicted_total,
         )
 
-    def _models_changed(self) -> None:
+    def models_changed(self) -> None:
+        """Other names are served, or configured."""
         self.metrics.set_models({*self.registry.models, *(model.name for model in self.config.models)})
+        self.models.forget_unserved()
 
     def _health_changed(self, backend: Backend) -> None:
         state = backend.health.state
         log = self.log.info if state is State.UP else self.log.warning
         log("backend_state", backend=backend.name, state=state.value, error=backend.last_error)
+        if state is State.UP:
+            self.fleet.ease_in(backend.instance, self.clock())

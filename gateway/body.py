@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.multipart import read_fields
 from vocabulary.errors import InvalidBody, InvalidJson, UnsupportedContentType
 
 _ABSENT: Final = msgspec.Raw(b"")
@@ -30,6 +31,10 @@ class Body(msgspec.Struct, gc=False):
     prompt_cache_key: Any = None
     metadata: Any = None
     conversation: Any = None
+    system: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    previous_response_id: Any = None
 
     @property
     def streams(self) -> bool:
@@ -42,7 +47,16 @@ class Body(msgspec.Struct, gc=False):
 
 
 _DECODER: Final = msgspec.json.Decoder(Body)
-_RAW_FIELDS: Final = ("messages", "prompt", "tools", "chat_template_kwargs", "chat_template")
+_RAW_FIELDS: Final = (
+    "messages",
+    "prompt",
+    "tools",
+    "chat_template_kwargs",
+    "chat_template",
+    "system",
+    "instructions",
+    "input",
+)
 _FIELDS: Final = tuple(Body.__struct_fields__)
 
 
@@ -75,8 +89,42 @@ def _parse_leniently(body: bytes) -> Body:
 
 def check_content_type(value: bytes | None) -> None:
     """Raises UnsupportedContentType. An absent one is taken for JSON."""
-    if value is None:
-        return
-    media_type = value.split(b";", 1)[0].strip().lower()
-    if media_type != b"application/json" and not media_type.endswith(b"+json"):
+    if value is not None and not _is_json(_media_type(value)):
         raise UnsupportedContentType("content-type must be application/json")
+
+
+def _media_type(value: bytes) -> bytes:
+    return value.split(b";", 1)[0].strip().lower()
+
+
+def _is_json(media_type: bytes) -> bool:
+    return media_type == b"application/json" or media_type.endswith(b"+json")
+
+
+def read_json(body: bytes, content_type: bytes | None) -> Body:
+    """Of an endpoint that takes JSON only. Raises ClientError."""
+    if content_type != b"application/json":
+        check_content_type(content_type)
+    return parse_body(body)
+
+
+def read_form(body: bytes, content_type: bytes | None) -> Body:
+    """Of an endpoint that takes uploads: multipart, or JSON. Raises ClientError."""
+    if content_type is not None and _media_type(content_type) == b"multipart/form-data":
+        return _from_form(body, content_type)
+    if content_type is not None and not _is_json(_media_type(content_type)):
+        raise UnsupportedContentType("content-type must be multipart/form-data")
+    return parse_body(body)
+
+
+def read_any(body: bytes, content_type: bytes | None) -> Body:
+    """Of an endpoint that the gateway knows nothing of: what can be read is. Raises ClientError."""
+    media_type = _media_type(content_type or b"")
+    if media_type == b"multipart/form-data":
+        return _from_form(body, content_type or b"")
+    return parse_body(body) if body and _is_json(media_type) else Body()
+
+
+def _from_form(body: bytes, content_type: bytes) -> Body:
+    fields = read_fields(body, content_type)
+    return Body(model=fields.get("model"), stream=fields.get("stream") == "true")

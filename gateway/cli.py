@@ -25,6 +25,9 @@ _CONFIG = click.argument("config", type=click.Path(dir_okay=False, path_type=Pat
 _ADMIN = click.option(
     "--admin", "admin_url", default=ADMIN_URL, show_default=True, help="Admin address of the gateway."
 )
+_TOKEN = click.option(
+    "--token", envvar="WARMROUTE_ADMIN_TOKEN", help="Admin token, better given as WARMROUTE_ADMIN_TOKEN."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -65,28 +68,41 @@ def _load(path: Path) -> Config:
 @cli.command()
 @click.option("-c", "--config", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The config file.")
 def serve(config: Path) -> None:
-    """Run the gateway. SIGTERM drains it."""
+    """Run the gateway. SIGTERM drains it; SIGHUP, or a change of its files, reloads the config."""
     from gateway.logs import configure
     from gateway.serve import serve as run_gateway
 
     loaded = _load(config)
-    configure(loaded.telemetry.log_level, loaded.telemetry.log_format, sys.stderr, secrets=_secrets(loaded))
-    _run(run_gateway(loaded))
-
-
-def _secrets(config: Config) -> list[str]:
-    store = config.store
-    given = [store.secret, store.secret_file, *(backend.credential for backend in config.backends)]
-    return [secret.get_secret_value() for secret in given if secret is not None]
+    logs = configure(loaded.telemetry.log_level, loaded.telemetry.log_format, sys.stderr, secrets=loaded.secrets)
+    _run(run_gateway(loaded, lambda: _load(config), logs))
 
 
 @cli.command()
 @_CONFIG
-def check(config: Path) -> None:
-    """Check a config file: every problem in one run, each as file:line:column."""
+@click.option(
+    "--diff",
+    "against",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OLD",
+    help="Also show what differs from OLD, and whether a reload applies it.",
+)
+@_JSON
+def check(config: Path, against: Path | None, as_json: bool) -> None:
+    """Check a config file: every problem in one run, each as file:line:column.
+
+    Exit code: 0 for a good file, whatever it would change; 2 for a bad one, or a bad OLD.
+    """
     from gateway.check import check as run_check
 
-    sys.exit(run_check(config, os.environ, sys.stdout))
+    sys.exit(run_check(config, os.environ, sys.stdout, against=against, as_json=as_json))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of the config file, for editors."""
+    from gateway.config.json_schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
 
 
 @cli.command()
@@ -133,13 +149,14 @@ def demo(
 
 @cli.command()
 @_ADMIN
+@_TOKEN
 @_JSON
-def status(admin_url: str, as_json: bool) -> None:
+def status(admin_url: str, token: str | None, as_json: bool) -> None:
     """Show the fleet as a running gateway sees it."""
     from gateway.client import AdminClient
     from gateway.tables import status_table
 
-    shown = AdminClient(admin_url).status()
+    shown = AdminClient(admin_url, token).status()
     if as_json:
         click.echo(json.dumps(shown, indent=2))
     else:
@@ -152,9 +169,19 @@ def status(admin_url: str, as_json: bool) -> None:
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME:VALUE", help="Request header, as a client would send it."
 )
+@click.option("--tenant", help="Whose request it is, where tenants are configured.")
 @_ADMIN
+@_TOKEN
 @_JSON
-def explain(request_file: Any, path: str, headers: tuple[str, ...], admin_url: str, as_json: bool) -> None:
+def explain(
+    request_file: Any,
+    path: str,
+    headers: tuple[str, ...],
+    tenant: str | None,
+    admin_url: str,
+    token: str | None,
+    as_json: bool,
+) -> None:
     """Show how a running gateway would place the request in REQUEST_FILE (- for standard input). Sends nothing."""
     from gateway.client import AdminClient
     from gateway.tables import explain_table
@@ -162,11 +189,64 @@ def explain(request_file: Any, path: str, headers: tuple[str, ...], admin_url: s
     pairs = [tuple(part.strip() for part in header.split(":", 1)) for header in headers]
     if any(len(pair) != 2 for pair in pairs):
         raise click.BadParameter("must be NAME:VALUE", param_hint="--header")
-    decision = AdminClient(admin_url).explain(request_file.read(), path, {pair[0]: pair[1] for pair in pairs})
+    sent = {pair[0]: pair[1] for pair in pairs}
+    decision = AdminClient(admin_url, token).explain(request_file.read(), path, sent, tenant)
     if as_json:
         click.echo(json.dumps(decision, indent=2))
     else:
         explain_table(decision)
+
+
+@cli.command()
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="It takes requests again.")
+@click.option("--wait", is_flag=True, help="Return once no request runs there. Exit code 1 if that takes too long.")
+@click.option(
+    "--timeout", "timeout_s", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds to wait."
+)
+@_ADMIN
+@_TOKEN
+def drain(name: str, undo: bool, wait: bool, timeout_s: float, admin_url: str, token: str | None) -> None:
+    """Send no new requests to the backend NAME. Those that run end; sessions move on their next turn."""
+    from gateway.client import AdminClient
+
+    if undo and wait:
+        raise click.UsageError("--undo has nothing to wait for")
+    client = AdminClient(admin_url, token)
+    if undo:
+        reasons = client.undrain(name)["draining"]
+        click.echo(f"{name} still drains ({', '.join(reasons)})" if reasons else f"{name} takes requests")
+        return
+    running = client.drain(name)["in_flight"]
+    click.echo(f"{name} drains, {running} requests run on it")
+    if wait:
+        client.until_empty(name, timeout_s)
+        click.echo(f"{name} is empty")
+
+
+@cli.command()
+@click.argument("name", required=False)
+@_ADMIN
+@_TOKEN
+def flush(name: str | None, admin_url: str, token: str | None) -> None:
+    """Forget what is thought to be cached on the backend NAME, or on all: after its weights were loaded anew."""
+    from gateway.client import AdminClient
+
+    for backend in AdminClient(admin_url, token).flush(name):
+        click.echo(f"{backend['name']} flushed")
+
+
+@cli.command()
+@_ADMIN
+@_TOKEN
+def reload(admin_url: str, token: str | None) -> None:
+    """Take the config file in anew. A bad one changes nothing: exit code 2, every problem with its place."""
+    from gateway.client import AdminClient
+
+    answer = AdminClient(admin_url, token).reload()
+    click.echo(f"applied, config id {answer['config']}")
+    for change in answer["changes"]:
+        click.echo(f"  {change['path']}{' (needs a restart)' if change['needs_restart'] else ''}")
 
 
 @cli.command()

@@ -8,16 +8,19 @@ a failure is told in band or by closing the connection, never by a clean end (O1
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from backends.transport import UpstreamRequest
-from gateway.body import check_content_type
-from gateway.headers import error_body, error_event, response_head, trailer_lines
-from gateway.observe import Blind, Observer, StreamObserver, observer_for
+from gateway.access.credential import WANTED
+from gateway.headers import response_head, trailer_lines
+from gateway.observe import Blind, Observer, StreamObserver
 from gateway.prepare import Prepared
 from vocabulary.errors import (
-    GatewayError,
+    BodyTooLarge,
+    RequestBufferFull,
     RequestFailed,
+    Unauthenticated,
     UpstreamConnectError,
     UpstreamConnectTimeout,
     UpstreamError,
@@ -29,13 +32,16 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.transport import Call, Headers, ResponseHead
+    from gateway.access.quota import Quota
     from gateway.app import Gateway
+    from gateway.endpoints import Endpoint
     from gateway.hot import HotProtocol
     from gateway.metrics import Phase, RetryReason
+    from gateway.placement import Placement
     from gateway.request_head import RequestHead
-    from gateway.router import Placement
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_BUSY: Final = 503
 
 
 def _retry_reason(error: UpstreamError) -> RetryReason:
@@ -53,8 +59,14 @@ class Exchange:
     """Earlier requests of the connection are answered."""
     body_complete = False
     size = 0
+    _held_bytes = 0
+    """Of the gateway's request buffer."""
+    _unkept: RequestFailed | None = None
+    """Why the body is not kept."""
     response_complete = False
     disconnected = False
+    _admitted: Quota | None = None
+    """Where this request has a place, which it leaves exactly once."""
     _prepared: Prepared | None = None
     _preparing: asyncio.Task[None] | None = None
     _placement: Placement | None = None
@@ -68,14 +80,27 @@ class Exchange:
     _request_id = b""
     _streaming = False
     _last_data_s = 0.0
+    _heard = False
+    """Something of the answer's body has come."""
 
-    def __init__(self, gateway: Gateway, protocol: HotProtocol, route: str, target: bytes, head: RequestHead) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        protocol: HotProtocol,
+        endpoint: Endpoint,
+        method: bytes,
+        target: bytes,
+        head: RequestHead,
+    ) -> None:
         self._gateway = gateway
         self._protocol = protocol
-        self.route = route
+        self.endpoint = endpoint
+        self.method = method
         self.target = target
         self.head = head
         self._body: list[bytes] = []
+        if head.caller is None:
+            self._unkept = Unauthenticated(WANTED)
 
     # What uvicorn's protocol touches on its cycle.
 
@@ -88,12 +113,34 @@ class Exchange:
 
     # The request.
 
+    @property
+    def stranger(self) -> bool:
+        return self.head.caller is None
+
+    def refuse_stranger(self) -> None:
+        """Without waiting for the rest of the body."""
+        self.keep_alive = False
+        self.refuse(Unauthenticated(WANTED))
+
     def add_body(self, data: bytes) -> None:
         self.size += len(data)
-        if self.size <= self._gateway.limits.max_body_bytes:
-            self._body.append(data)
+        if self._unkept is not None:
+            return  # read to its end all the same: the connection stays usable
+        gateway = self._gateway
+        if self.size > gateway.limits.max_body_bytes:
+            self._unkept = BodyTooLarge(gateway.limits.body_too_large_text)
+            self._release_body()
+        elif not gateway.request_buffer.take(len(data)):
+            self._unkept = RequestBufferFull(gateway.request_buffer.full_text)
+            self._release_body()
         else:
-            self._body.clear()  # counted on, but not kept
+            self._held_bytes += len(data)
+            self._body.append(data)
+
+    def _release_body(self) -> None:
+        self._body.clear()
+        self._gateway.request_buffer.give_back(self._held_bytes)
+        self._held_bytes = 0
 
     def prepare(self) -> None:
         """The body is complete and it is this request's turn on the connection: parse, identify, encode."""
@@ -104,10 +151,14 @@ class Exchange:
         self._body = [body]
         self._request_id = head.request_id or gateway.request_ids.new()
         try:
-            gateway.limits.check_body_size(self.size)
-            if head.content_type != b"application/json":
-                check_content_type(head.content_type)
-            prepared = gateway.preparer.prepare(self.route, body, head.session_id)
+            if self._unkept is not None:
+                raise self._unkept
+            caller = head.caller
+            assert caller is not None
+            if caller.quota is not None:
+                caller.quota.admit(gateway.clock())
+                self._admitted = caller.quota
+            prepared = gateway.preparer.prepare(self.endpoint, body, head.session_id, caller, head.content_type)
             if isinstance(prepared, Prepared):
                 self._prepared = prepared
             else:
@@ -141,6 +192,8 @@ class Exchange:
 
     def _place(self, prepared: Prepared) -> None:
         """Raises GatewayError where no backend is left."""
+        if self.endpoint.stateful:
+            prepared.tied_to = self._gateway.response_ids.holder(prepared.caller.tenant, self.target, self._body[0])
         self._placement = placement = self._gateway.router.place(prepared, self._attempt, self._tried)
         self._tried |= {placement.lease.instance.id}
         self._attempt += 1
@@ -150,15 +203,20 @@ class Exchange:
         placement = self._placement
         if placement is None or self.response_complete:
             return
-        lines = b"%bx-request-id: %b\r\n" % (self.head.lines, self._request_id)
-        request = UpstreamRequest(b"POST", self.target, lines, self._body[0])
-        self._call = placement.lease.instance.backend.upstream.send(request, self)
+        head, body, backend = self.head, self._body[0], placement.lease.instance.backend
+        lines = b"%bx-request-id: %b\r\n" % (head.lines, self._request_id)
+        if head.credentials and backend.spec.endpoint.authorization is None:
+            lines += head.credentials
+        rewrite = placement.prepared.rewrite
+        if rewrite is not None:
+            body = rewrite.apply(body, takes_salt=backend.spec.takes_cache_salt)
+        self._call = backend.upstream.send(UpstreamRequest(self.method, self.target, lines, body), self)
         if self._protocol.flow.write_paused:  # by answers before this one
             self._call.pause()
 
     def _broken(self, error: Exception) -> None:
         """A fault of ours: told by its class only, and this request's alone."""
-        self._gateway.log.error("request_failed", error=type(error).__name__, route=self.route)
+        self._gateway.log.error("request_failed", error=type(error).__name__, endpoint=self.endpoint.name)
         self.refuse(RequestFailed("the gateway failed to handle this request"))
 
     def _try_another(self, reason: RetryReason) -> bool:
@@ -167,8 +225,11 @@ class Exchange:
             return False
         try:
             self._place(self._prepared)
-        except GatewayError:
+        except RequestFailed:
             return False
+        except Exception as error:  # nobody above would answer the client
+            self._broken(error)
+            return True
         self.send()
         self._gateway.metrics.retry(reason).value += 1
         return True
@@ -181,16 +242,20 @@ class Exchange:
         assert placement is not None
         assert call is not None
         status = head.status
-        failed = status >= 500
-        gateway.router.answered(placement, failed=failed)
-        if failed and status in gateway.limits.retry_statuses and self._try_another("status"):
-            call.cancel()
-            gateway.router.abandon(placement)
-            return
+        if status >= 500:
+            if status == _BUSY:
+                gateway.router.busy(placement)
+            else:
+                gateway.router.answered(placement, failed=True)
+            if status in gateway.limits.retry_statuses and self._try_another("status"):
+                call.cancel()
+                gateway.router.abandon(placement)
+                return
         self._status = status
-        self._observer = observer = observer_for(head)
+        self._observer = observer = self.endpoint.dialect.observer(head)
         self._streaming = isinstance(observer, StreamObserver)
         self._head_sent = True
+        self._release_body()  # no other backend will be asked
         own = b"x-request-id: %b\r\n%b" % (self._request_id, placement.header_lines)
         passed = placement.state.response_lines.of(head.headers)
         text = response_head(status, passed, own, self._framing(head))
@@ -203,10 +268,10 @@ class Exchange:
     def _framing(self, head: ResponseHead) -> bytes:
         """Decides how the body reaches the client, and the header lines that say so."""
         length = head.content_length
-        if length is not None:
-            framing = b"content-length: %d\r\n" % length
-        elif head.status in (204, 304):
+        if head.status in (204, 304):  # whatever length it claims: no body follows
             framing = b""
+        elif length is not None:
+            framing = b"content-length: %d\r\n" % length
         elif self.http10:
             framing = b""
             self.keep_alive = False
@@ -224,6 +289,8 @@ class Exchange:
 
     def _watch(self, data: bytes) -> None:
         """After the bytes have gone on: times and usage."""
+        if not self._heard:
+            self._hear()
         if self._streaming:
             placement = self._placement
             assert placement is not None
@@ -235,8 +302,17 @@ class Exchange:
             self._last_data_s = now_s
         self._observer.feed(data)
 
+    def _hear(self) -> None:
+        """A head is no sign of life: a server sends it while the engine behind it is frozen (O62)."""
+        self._heard = True
+        if self._status < 500:
+            assert self._placement is not None
+            self._gateway.router.answered(self._placement, failed=False)
+
     def on_end(self, trailers: Headers) -> None:
         self._call = None
+        if not self._heard:
+            self._hear()
         self._observer.finish()
         if self._chunked:
             lines = trailer_lines(trailers) if trailers else b""
@@ -263,9 +339,9 @@ class Exchange:
         if self._streaming and self._chunked:
             if not isinstance(error, UpstreamTruncated):
                 error = UpstreamTruncated(str(error))
-            event = error_event(error)
+            event = self.endpoint.dialect.error_event(error)
             if not self._observer.at_boundary:
-                event = b"\n\n" + event
+                event = self.endpoint.dialect.break_off + event
             self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(event), event) + _LAST_CHUNK)
         else:
             self.keep_alive = False
@@ -280,10 +356,16 @@ class Exchange:
         self._head_sent = True
         self._request_id = self._request_id or self.head.request_id or self._gateway.request_ids.new()
         self._status = error.status
-        body = error_body(error)
+        if isinstance(error, BodyTooLarge):  # a limit of ours that the operator may have to raise (O26)
+            self._gateway.log_refusal(self.endpoint.name, error, self._request_id)
+        body = self.endpoint.dialect.error_body(error, self._request_id)
         lines = [b"content-type: application/json\r\nx-request-id: ", self._request_id, b"\r\n"]
-        if isinstance(error, GatewayError):
-            lines.append(b"retry-after: %d\r\n" % error.retry_after_s)
+        if isinstance(error, Unauthenticated):
+            lines.append(b"www-authenticate: Bearer\r\n")
+            if self.head.refusal is not None:
+                self._gateway.metrics.access.refused(self.head.refusal)
+        if error.retry_after_s is not None:
+            lines.append(b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s)))
         framing = b"content-length: %d\r\n" % len(body)
         if not self.keep_alive:
             framing += b"connection: close\r\n"
@@ -294,12 +376,19 @@ class Exchange:
         placement, self._placement = self._placement, None
         gateway = self._gateway
         if placement is not None:
+            if self.endpoint.stateful and (answer_id := self._observer.answer_id) is not None:
+                tenant = placement.prepared.caller.tenant
+                gateway.response_ids.learn(tenant, answer_id, placement.lease.instance.id)
             if self._status >= 400:
                 gateway.router.abandon(placement)
             else:
                 gateway.router.settle(placement, None if truncated else self._observer.usage, self._observer.chunks)
         gateway.count_request(self._prepared, placement, self._status)
-        self._body.clear()
+        caller = self.head.caller
+        if caller is not None and caller.quota is not None:
+            gateway.metrics.access.answered(caller, self._status)
+            self._leave()
+        self._release_body()
         self.response_complete = True
         protocol = self._protocol
         if not self.keep_alive and self.body_complete:
@@ -317,11 +406,19 @@ class Exchange:
         if self._preparing is not None:
             self._preparing.cancel()
         placement, self._placement = self._placement, None
-        phase: Phase = "stream" if self._head_sent else "wait" if placement is not None else "route"
+        waiting: Phase = "wait" if placement is not None else "route" if self.body_complete else "receive"
+        phase: Phase = "stream" if self._head_sent else waiting
         if placement is not None:
             self._gateway.router.abandon(placement, cancelled=True)
         self._gateway.count_cancelled(self._prepared, phase)
-        self._body.clear()
+        self._leave()
+        self._release_body()
+
+    def _leave(self) -> None:
+        """The tenant's next request may have this one's place."""
+        quota, self._admitted = self._admitted, None
+        if quota is not None:
+            quota.release(self._gateway.clock())
 
     def pause(self) -> None:
         """The client does not read: neither do we."""

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final
 from gateway.headers import ResponseLines
 from prefix_index.protocol import Holder
 from routing import DEFAULT_P, DEFAULT_Q, PrefillFit
+from routing.ramp import Ramp, worth
 from vocabulary import Kind, Trust
 
 if TYPE_CHECKING:
+    from backends.backend import BackendSpec
     from backends.instance import Instance
     from backends.load import EngineLoad
     from gateway.metrics import BackendMetrics, Metrics
@@ -30,6 +32,7 @@ class InstanceState:
     """
 
     __slots__ = (
+        "_began_with",
         "backend",
         "by_priority",
         "capacity_factor",
@@ -57,6 +60,7 @@ class InstanceState:
         """Response header lines by the kind of a decision, with a place for the predicted cached tokens."""
         self.metrics = metrics
         self.fit = fit
+        self._began_with = spec.prefill_s_per_token, spec.prefill_s_per_token2
         self.p = fit.p
         self.q = fit.q
         self.holder = Holder(instance.id)
@@ -82,10 +86,25 @@ class InstanceState:
         self.waiting, self.kv_usage = load.waiting, load.kv_usage
         self.capacity_tokens = self.instance.backend.spec.capacity_tokens or load.capacity_tokens
 
+    def read_spec(self) -> None:
+        """The operator's settings are other ones. What was learned goes on, unless the start values are others."""
+        spec = self.instance.backend.spec
+        self.prefill_cap_tokens = spec.prefill_cap_tokens
+        self.by_priority = spec.by_priority
+        self.capacity_tokens = self.instance.backend.capacity_tokens
+        if (spec.prefill_s_per_token, spec.prefill_s_per_token2) != self._began_with:
+            self._began_with = spec.prefill_s_per_token, spec.prefill_s_per_token2
+            self.fit = _first_fit(spec)
+            self.p, self.q = self.fit.p, self.fit.q
+
     def capacity_blocks(self) -> int | None:
         if self.capacity_tokens is None or not self.tokens_per_block:
             return None
         return max(1, int(self.capacity_tokens * self.capacity_factor / self.tokens_per_block))
+
+
+def _first_fit(spec: BackendSpec) -> PrefillFit:
+    return PrefillFit(spec.prefill_s_per_token or DEFAULT_P, spec.prefill_s_per_token2 or DEFAULT_Q)
 
 
 def _header_lines(backend: BackendId, kind: Kind) -> bytes:
@@ -104,20 +123,57 @@ class FleetState:
         self._metrics = metrics
         self.states: dict[InstanceId, InstanceState] = {}
         """Of the current instances; for reading."""
+        self.slow_start_s = 0.0
+        self.ramps: dict[InstanceId, Ramp] = {}
+        """Of the instances that may not be past their slow start; empty nearly always."""
 
     def of(self, instance: Instance) -> InstanceState:
         return self.states[instance.id]
 
     def instance_started(self, instance: Instance) -> None:
         spec = instance.backend.spec
-        fit = PrefillFit(spec.prefill_s_per_token or DEFAULT_P, spec.prefill_s_per_token2 or DEFAULT_Q)
-        self.states[instance.id] = InstanceState(instance, self._metrics.backend(spec.name), fit)
+        self.states[instance.id] = InstanceState(instance, self._metrics.backend(spec.name), _first_fit(spec))
 
     def instance_retired(self, instance: Instance) -> None:
         self.states.pop(instance.id, None)
+        self.ramps.pop(instance.id, None)
         self._index.clear(instance.id)
         self._index.set_capacity(Holder(instance.id), None)
         self._sessions.forget_instance(instance.id)
+
+    def spec_changed(self, instance: Instance) -> None:
+        state = self.states[instance.id]
+        state.read_spec()
+        self._resize(state)
+
+    def flush(self, instance: Instance) -> int:
+        """Its cache is empty, though it lives on: no prefix is there and no session at home. Returns the blocks that
+        were thought to be."""
+        dropped = self._index.clear(instance.id)
+        self._sessions.forget_instance(instance.id)
+        self._resize(self.states[instance.id])
+        return dropped
+
+    def set_slow_start(self, slow_start_s: float) -> None:
+        """0: none, and those under way end."""
+        self.slow_start_s = slow_start_s
+        if not slow_start_s:
+            self.ramps.clear()
+
+    def ease_in(self, instance: Instance, now_s: float) -> None:
+        """It takes requests from now on, and is cold or was away."""
+        if self.slow_start_s and instance.id in self.states:
+            self.ramps[instance.id] = Ramp(now_s, self.slow_start_s)
+
+    def worth(self, instance: InstanceId, now_s: float) -> float:
+        """Fair shares of new sessions that it may have by its age; 1 for one past its slow start."""
+        ramp = self.ramps.get(instance)
+        return 1.0 if ramp is None else min(1.0, worth(now_s - ramp.began_s, ramp.slow_start_s))
+
+    def end_ramps(self, now_s: float) -> None:
+        """Forgets those that are over."""
+        for instance in [instance for instance, ramp in self.ramps.items() if ramp.over(now_s)]:
+            del self.ramps[instance]
 
     def load_changed(self, instance: Instance) -> None:
         state = self.states.get(instance.id)

@@ -8,123 +8,89 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
+from gateway.client_connection import BETWEEN, BODY, ClientConnection
 from gateway.exchange import Exchange
-from gateway.headers import error_body, response_head
 from gateway.request_head import RequestHeadReader
-from vocabulary.errors import BadHttp, BodyTooLarge
+from gateway.strict import check_head, head_too_large_text, origin_form
+from vocabulary.errors import BadHttp, BodyTooLarge, HeadTooLarge, RequestBufferFull
 
 if TYPE_CHECKING:
     import asyncio
 
     from gateway.app import Gateway
+    from gateway.request_head import RequestHead
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_WRITE_BUFFER_BYTES: Final = 256 * 1024
+_SHORT_TARGET_BYTES: Final = 512
 _READ_AHEAD_REQUESTS: Final = 16
 """Pipelined requests read ahead. Reading must go on while one is answered: a socket that is not read hides that its
 client has left."""
-
-_LINGER_S: Final = 1.0
-
-HOT_ROUTES: Final = {b"/v1/chat/completions": "chat", b"/v1/completions": "completions"}
+_READ_AHEAD_BYTES: Final = 1 << 20
+"""Of their bodies."""
 
 
-class HotProtocol(HttpToolsProtocol):
+class _Unheard(list[tuple[bytes, bytes]]):
+    """Where trailers go: they are no headers, and the list of headers may be in use."""
+
+    def append(self, field: tuple[bytes, bytes]) -> None:
+        pass
+
+
+_UNHEARD: Final = _Unheard()
+
+
+class HotProtocol(ClientConnection):
     """One client connection. `gateway` is bound by `hot_protocol`."""
 
-    gateway: Gateway
+    _running: Exchange | None = None
+    _upgrade_offered = False
+    _checked: RequestHead | None = None
+    """The last head that was found good."""
+    _ahead_bytes = 0
+    """Of bodies whose turn has not come."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._head_reader = RequestHeadReader()
-        self._content_length: bytes | None = None
-        self._reading: Exchange | None = None
-        self._running: Exchange | None = None
-        self._upgrade_offered = False
-        self._malformed = False
-        """What came last is no HTTP: a 400 goes out after the answers before it."""
-        self._deaf = False
-        """What the client still sends is thrown away."""
-        self.idle_since_s: float | None = None
-        """Waiting for a next request, since then. uvicorn's timer outlives a reset, with the request (O67)."""
+    _head_reader: RequestHeadReader
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        self.gateway.connections.add(self)
-        self.idle_since_s = self.gateway.clock()
+        self._head_reader = RequestHeadReader(self.gateway.access, self.client[0] if self.client is not None else None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gateway.connections.discard(self)
-        running, self._running = self._running, None
-        if running is not None:
-            running.client_gone()
-        self._unset_keepalive_if_required()  # lingering
+        for exchange in (self._running, self._reading, *(cycle for cycle, _ in self.pipeline)):
+            if isinstance(exchange, Exchange):
+                exchange.client_gone()
+        self._running = self._reading = None
         self.pipeline.clear()
         super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
-        self.idle_since_s = None
-        rest = memoryview(data)
-        try:
-            while True:
-                try:
-                    self.parser.feed_data(rest)
-                    return
-                except httptools.HttpParserUpgrade as error:
-                    # the parser takes what follows for another protocol (h2c, as Java's HttpClient offers): the offer
-                    # is declined by reading the head again without it
-                    rest = rest[error.args[0] :]
-                    self.parser.feed_data(self._head_without_upgrade())
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._malformed = self._deaf = True
-            self._refuse_malformed()
-
-    def _head_without_upgrade(self) -> bytes:
-        lines = [b"%b: %b\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
-        if self._content_length is not None:
-            lines.append(b"content-length: %b\r\n" % self._content_length)
-        version = self.parser.get_http_version().encode()
-        return b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(lines))
-
-    def on_message_begin(self) -> None:
-        self.url = b""
-        self.headers = []
-        self._content_length = None
-        self.expect_100_continue = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"content-length":
-            self._content_length = value  # apart: it differs where all else is as in the request before
-            return
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._upgrade_offered = self.parser.should_upgrade()
         if self._upgrade_offered:
             return
-        if not self.url.startswith(b"/") and b"://" in self.url:  # absolute form
-            parts = httptools.parse_url(self.url)
-            self.url = (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
-        path, _, _ = self.url.partition(b"?")
-        route = HOT_ROUTES.get(path)
-        if route is None or self.parser.get_method() != b"POST":
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        http10 = version == "1.0"
+        if not http10 and version != "1.1":
+            raise BadHttp("the request is not valid HTTP/1.1")
+        url = self.url
+        if len(url) > _SHORT_TARGET_BYTES or b"#" in url or not url.startswith(b"/"):
+            url = self.url = self._unusual_target(url, method)
+        path, _, _ = url.partition(b"?")
+        endpoint = self.gateway.endpoints.find(method, path)
+        if endpoint is None:
+            check_head(self.headers, http10, self.gateway.connections.limits.max_head_bytes)
             self._reading = None
             self._leave_to_uvicorn()
             return
-        exchange = Exchange(self.gateway, self, route, self.url, self._head_reader.read(self.headers))
-        exchange.http10 = self.parser.get_http_version() == "1.0"
-        exchange.keep_alive = not exchange.http10 and self.parser.should_keep_alive() and not self.gateway.draining
+        head = self._head_reader.read(self.headers)
+        if head is not self._checked or http10:  # the reader gives the same one while the headers stay the same
+            check_head(self.headers, http10, self.gateway.connections.limits.max_head_bytes)
+            self._checked = head
+        exchange = Exchange(self.gateway, self, endpoint, method, url, head)
+        exchange.http10 = http10
+        exchange.keep_alive = not http10 and self.parser.should_keep_alive() and not self.gateway.draining
         exchange.expect_continue = self.expect_100_continue
-        self.headers = []  # trailers are no headers
+        self.headers = _UNHEARD
+        self._stage = BODY
         existing = self.cycle
         self.cycle = exchange  # type: ignore[assignment]
         self._reading = exchange
@@ -134,44 +100,81 @@ class HotProtocol(HttpToolsProtocol):
                 self._continue_or_refuse(exchange)
         else:
             self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
-            self._hold_back()
+            self._regulate()
+
+    def _unusual_target(self, target: bytes, method: bytes) -> bytes:
+        most = self.gateway.connections.limits.max_head_bytes
+        if len(target) > most:
+            raise HeadTooLarge(head_too_large_text(most))
+        return origin_form(target, method)
 
     def _leave_to_uvicorn(self) -> None:
         url, headers, expect = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
+        super(ClientConnection, self).on_message_begin()
         self.url, self.expect_100_continue = url, expect
         self.headers.extend(headers)
         if self._content_length is not None:
             self.headers.append((b"content-length", self._content_length))
         super().on_headers_complete()
-        self.flow.resume_reading()
-        self._hold_back()
+        self.headers = _UNHEARD
+        self._plain_bytes = 0
+        self._stage = BODY
+        self._regulate()
 
-    def _hold_back(self) -> None:
-        """Read no further requests for now."""
-        if len(self.pipeline) >= _READ_AHEAD_REQUESTS or (self.flow.write_paused and self._running is None):
+    def _regulate(self) -> None:
+        """Read on, or no further for now."""
+        if (
+            len(self.pipeline) >= _READ_AHEAD_REQUESTS
+            or self._ahead_bytes > _READ_AHEAD_BYTES
+            or (self.flow.write_paused and self._running is None)
+        ):
             self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def _bound(self, size: int) -> None:
+        """The body of a request that is refused anyway is not waited for."""
+        exchange = self._reading
+        if exchange is not None and exchange.stranger and exchange.turn and not exchange.response_complete:
+            exchange.refuse_stranger()
+        else:
+            super()._bound(size)
 
     def _continue_or_refuse(self, exchange: Exchange) -> None:
-        if int(self._content_length or 0) > self.gateway.limits.max_body_bytes:
+        size, buffer = int(self._content_length or 0), self.gateway.request_buffer
+        if exchange.stranger:
+            exchange.refuse_stranger()
+        elif size > self.gateway.limits.max_body_bytes:
             exchange.keep_alive = False
             exchange.refuse(BodyTooLarge(self.gateway.limits.body_too_large_text))
+        elif size > buffer.max_bytes - buffer.used:
+            exchange.keep_alive = False
+            exchange.refuse(RequestBufferFull(buffer.full_text))
         else:
             self.transport.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         exchange = self._reading
         if exchange is None:
+            self._plain_bytes += len(body)
+            if self._plain_bytes > self.gateway.limits.max_drained_bytes:
+                raise BodyTooLarge(self.gateway.limits.body_too_large_text)
             super().on_body(body)
         elif not exchange.response_complete:
             exchange.add_body(body)
-            if exchange.turn and exchange.size > self.gateway.limits.max_drained_bytes:
+            if not exchange.turn:
+                self._ahead_bytes += len(body)
+                if self._ahead_bytes > _READ_AHEAD_BYTES:
+                    self._regulate()
+            elif exchange.size > self.gateway.limits.max_drained_bytes:
+                self.gateway.connections.count_closed("body_too_large")
                 exchange.keep_alive = False
                 exchange.refuse(BodyTooLarge(self.gateway.limits.body_too_large_text))
 
     def on_message_complete(self) -> None:
         if self._upgrade_offered:
             return
+        self._stage = BETWEEN
         exchange = self._reading
         if exchange is None:
             super().on_message_complete()
@@ -194,50 +197,38 @@ class HotProtocol(HttpToolsProtocol):
 
     def _take_turn(self, exchange: Exchange) -> None:
         if self.transport.is_closing():
+            exchange.client_gone()
             return
         exchange.turn = True
-        if exchange.expect_continue and not exchange.body_complete:
-            self._continue_or_refuse(exchange)
+        self._ahead_bytes -= exchange.size
+        self._regulate()
+        if not exchange.body_complete:
+            if exchange.expect_continue:
+                self._continue_or_refuse(exchange)
+            elif exchange.stranger:
+                exchange.refuse_stranger()
         if exchange.body_complete and not exchange.response_complete:
             self._running = exchange
             self.gateway.batch.add(exchange)
-        elif self._malformed:
-            self._refuse_malformed()
+        else:
+            self._say_last_word()
 
     def on_response_complete(self) -> None:
-        """As uvicorn's, but for its timer per response: the gateway closes idle connections in one pass a second."""
+        """As uvicorn's, but for its timer per response: idle connections are closed by the pass over all."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        else:
-            self.idle_since_s = self.gateway.clock()
-        self._hold_back()
-        if self._malformed:
-            self._refuse_malformed()
-
-    def close_if_idle(self, before_s: float) -> None:
-        """Nothing was asked since `before_s`."""
-        if self.idle_since_s is not None and self.idle_since_s <= before_s:
-            self.transport.close()
+        self._regulate()
+        if self._last_word is not None:
+            self._say_last_word()
 
     def exchange_done(self, exchange: Exchange) -> None:
         self._running = None
         self.on_response_complete()
         if not exchange.keep_alive and not exchange.body_complete:
             self._linger()
-
-    def _linger(self) -> None:
-        """Answered for the last time, but the client is still sending: closing now would be a reset, which takes the
-        answer with it."""
-        if self.transport.is_closing():
-            return
-        self._deaf = True
-        self.flow.resume_reading()
-        self.transport.write_eof()
-        self.timeout_keep_alive_task = self.loop.call_later(_LINGER_S, self.transport.close)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -248,25 +239,12 @@ class HotProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._running is not None:
             self._running.resume()
-        self.flow.resume_reading()
-        self._hold_back()
+        self._regulate()
 
     def shutdown(self) -> None:
         if self._running is not None:
             self._running.keep_alive = False
         super().shutdown()
-
-    def _refuse_malformed(self) -> None:
-        """The same JSON shape as every other error; never into the middle of another request's answer."""
-        cycle: Any = self.cycle
-        reading = self._reading
-        half_read = reading is not None and reading is cycle and reading.turn
-        if cycle is not None and not cycle.response_complete and not half_read:
-            return
-        body = error_body(BadHttp("the request is not valid HTTP/1.1"))
-        framing = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n" % len(body)
-        self.transport.write(response_head(400, b"", b"", framing) + body)
-        self._linger()
 
 
 def hot_protocol(gateway: Gateway) -> type[HotProtocol]:

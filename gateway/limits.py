@@ -1,4 +1,4 @@
-"""The bounds of one request, as the hot path reads them."""
+"""The bounds of one request, as the hot path reads them, and of the bodies of all requests together."""
 
 from __future__ import annotations
 
@@ -30,3 +30,28 @@ class RequestLimits:
         """Raises BodyTooLarge."""
         if size > self.max_body_bytes:
             raise BodyTooLarge(self.body_too_large_text)
+
+
+class RequestBuffer:
+    """Bytes of request bodies in memory, of all connections. Whoever takes some gives them back exactly once."""
+
+    __slots__ = ("max_bytes", "used")
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.used = 0
+
+    def take(self, size: int) -> bool:
+        """False, and nothing is taken, where there is no room."""
+        used = self.used + size
+        if used > self.max_bytes:
+            return False
+        self.used = used
+        return True
+
+    def give_back(self, size: int) -> None:
+        self.used -= size
+
+    @property
+    def full_text(self) -> str:
+        return f"the request bodies in memory have reached listen.max_buffered_mb ({self.max_bytes} bytes)"

@@ -29,50 +29,88 @@ _QUIET: Final = {"httpx2": logging.WARNING, "httpcore2": logging.WARNING, "async
 _MAX_FOREIGN_CHARS: Final = 500
 
 
-def configure(level: str, fmt: Literal["json", "console"], stream: TextIO, *, secrets: Iterable[str] = ()) -> None:
+class LogControl:
+    """What a reload may change of the logs, for loggers that exist too."""
+
+    def __init__(self, threshold: _Threshold, redactor: Redactor) -> None:
+        self._threshold = threshold
+        self._redactor = redactor
+
+    def apply(self, level: str, secrets: Iterable[str]) -> None:
+        """Former secrets stay masked: something may still hold them."""
+        self._threshold.level = _number(level)
+        self._redactor.add(secrets)
+        _set_standard_levels(self._threshold.level)
+
+
+def configure(
+    level: str, fmt: Literal["json", "console"], stream: TextIO, *, secrets: Iterable[str] = ()
+) -> LogControl:
     """Route all logs of the process to `stream`. Once, before loggers are made; again replaces the former.
 
     `level`: debug, info, warning or error. `secrets`: values of the config that are masked wherever they appear.
     """
-    threshold = logging.getLevelNamesMapping()[level.upper()]
+    threshold = _Threshold(_number(level))
+    redactor = Redactor(secrets)
     renderer: Processor = _json if fmt == "json" else structlog.dev.ConsoleRenderer(colors=stream.isatty())
     output = _Output(stream)
     chain: list[Processor] = [
+        threshold,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         _errors,
-        Redactor(secrets),
+        redactor,
         renderer,
     ]
     structlog.configure(
         processors=chain,
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # the threshold may change
         logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", output)),
         cache_logger_on_first_use=False,
     )
-    _route_standard_library(threshold, _Bridge(chain, output))
+    _route_standard_library(_Bridge(chain[1:], output))
+    _set_standard_levels(threshold.level)
+    return LogControl(threshold, redactor)
+
+
+def _number(level: str) -> int:
+    return logging.getLevelNamesMapping()[level.upper()]
+
+
+class _Threshold:
+    """The first step: what is below the level goes no further."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if _number(method) < self.level:
+            raise structlog.DropEvent
+        return event
 
 
 def get_logger(name: str) -> FilteringBoundLogger:
     """A logger whose lines carry `source: name`.
 
-    Take it after `configure` and keep it: a call below the level is then an empty function. Taken before, it looks the
-    settings up at each call.
+    Take it after `configure` and keep it. Taken before, it looks the settings up at each call.
     """
     logger = structlog.get_logger(source=name)
     return cast("FilteringBoundLogger", logger.bind() if structlog.is_configured() else logger)
 
 
-def _route_standard_library(threshold: int, bridge: _Bridge) -> None:
+def _route_standard_library(bridge: _Bridge) -> None:
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, _Bridge)]:
         root.removeHandler(handler)
     root.addHandler(bridge)
-    root.setLevel(threshold)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
+
+
+def _set_standard_levels(threshold: int) -> None:
+    logging.getLogger().setLevel(threshold)
     for name, floor in _QUIET.items():
         logging.getLogger(name).setLevel(max(threshold, floor))
 

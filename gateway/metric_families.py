@@ -38,6 +38,15 @@ class RequestFamilies:
         )
 
 
+class ConnectionFamilies:
+    """What happens to clients' connections."""
+
+    def __init__(self) -> None:
+        self.closed = CounterFamily(
+            "warmroute_connections_closed_total", "Client connections that the gateway ended, by cause.", ("reason",)
+        )
+
+
 class BackendFamilies:
     """What happens on backends."""
 

@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from gateway.metric_families import BackendFamilies, RequestFamilies
-from vocabulary import Kind, Trust
+from gateway.access.metrics import AccessMetrics
+from gateway.metric_families import BackendFamilies, ConnectionFamilies, RequestFamilies
+from gateway.readings import Reading, gauges
+from vocabulary import Kind
 from vocabulary.errors import UpstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+    from gateway.connections import CloseReason
     from gateway.instruments import Counter, CounterFamily, Histogram, HistogramFamily
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,28 +49,9 @@ def _error_kinds(error: type[UpstreamError] = UpstreamError) -> Iterator[str]:
         yield from _error_kinds(leaf)
 
 
-ERROR_KINDS: Final = frozenset({*_error_kinds(), "status"})
-"""Of `upstream_errors_total`: the reasons of the error tree, and `status` for answers of 500 and above."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackendReading:
-    name: str
-    up: bool
-    in_flight: int
-    pending_uncached_tokens: float
-    trust: Trust
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What others hold, at the moment of a scrape."""
-
-    backends: Collection[BackendReading] = ()
-    sessions: int = 0
-    index_blocks: int = 0
-    index_entries: int = 0
-    index_evicted_total: int = 0
+ERROR_KINDS: Final = frozenset({*_error_kinds(), "busy", "status"})
+"""Of `upstream_errors_total`: the reasons of the error tree, `busy` for answers of 503 (engines whose queue is full say
+so), and `status` for all others of 500 and above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +89,7 @@ class BackendMetrics:
         return found
 
     def error(self, kind: str) -> Counter:
-        """`kind` is the `reason` of an UpstreamError, or `status`."""
+        """`kind` is one of ERROR_KINDS."""
         return self._metrics.on_backends.errors.child(self.name, kind if kind in ERROR_KINDS else "error")
 
     def forget_models(self) -> None:
@@ -132,6 +116,8 @@ class Metrics(Collector):
         self.models: frozenset[str] = frozenset()
         self.config_id = config_id
         self.on_backends = BackendFamilies()
+        self.access = AccessMetrics()
+        self._of_connections = ConnectionFamilies()
         self._of_requests = RequestFamilies()
         self.decisions = {kind: self._of_requests.decisions.child(kind.value) for kind in Kind}
         self.decision_seconds = self._of_requests.decision_seconds.child()
@@ -181,8 +167,17 @@ class Metrics(Collector):
     def retry(self, reason: RetryReason) -> Counter:
         return self._of_requests.retries.child(reason)
 
+    def count_closed(self, reason: CloseReason) -> None:
+        """A client's connection, by the gateway."""
+        self._of_connections.closed.child(reason).value += 1
+
     def encode_fallback(self, reason: FallbackReason) -> Counter:
         return self._of_requests.fallbacks.child(reason)
+
+    def set_config(self, routes: Iterable[str], config_id: str) -> None:
+        """Of a config that was reloaded. Series of routes that are gone stay: their counters must not reset."""
+        self._routes |= frozenset(routes)
+        self.config_id = config_id
 
     def set_models(self, models: Iterable[str]) -> None:
         """The models that config and backends name now. Series of those that are gone vanish only where room is needed:
@@ -217,35 +212,13 @@ class Metrics(Collector):
     def _families(self) -> Iterator[CounterFamily | HistogramFamily]:
         yield from vars(self._of_requests).values()
         yield from vars(self.on_backends).values()
+        yield from vars(self._of_connections).values()
 
     def collect(self) -> Iterator[Metric]:
         for family in self._families():
             yield family.collect()
-        yield from _gauges(self._read())
+        yield from self.access.collect()
+        yield from gauges(self._read())
         info = GaugeMetricFamily("warmroute_config_info", "Always 1; the id names the settings.", labels=("id",))
         info.add_metric((self.config_id,), 1)
         yield info
-
-
-def _gauges(reading: Reading) -> Iterator[Metric]:
-    up = GaugeMetricFamily("warmroute_backend_up", "1: takes requests. 0: down or ejected.", labels=("backend",))
-    in_flight = GaugeMetricFamily("warmroute_inflight", "Requests on a backend.", labels=("backend",))
-    pending = GaugeMetricFamily(
-        "warmroute_pending_uncached_tokens", "Prompt tokens to prefill before their first token.", labels=("backend",)
-    )
-    trust = GaugeMetricFamily(
-        "warmroute_index_trust", "1 for the state in which the index is about a backend.", labels=("backend", "state")
-    )
-    for backend in reading.backends:
-        up.add_metric((backend.name,), float(backend.up))
-        in_flight.add_metric((backend.name,), backend.in_flight)
-        pending.add_metric((backend.name,), backend.pending_uncached_tokens)
-        for state in Trust:
-            trust.add_metric((backend.name, state.value), float(state is backend.trust))
-    yield from (up, in_flight, pending, trust)
-    yield GaugeMetricFamily("warmroute_sessions", "Sessions known.", value=reading.sessions)
-    yield GaugeMetricFamily("warmroute_index_blocks", "Distinct blocks in the index.", value=reading.index_blocks)
-    yield GaugeMetricFamily("warmroute_index_entries", "(block, holder) pairs in it.", value=reading.index_entries)
-    yield CounterMetricFamily(
-        "warmroute_index_evicted_total", "Pairs that had to make room.", value=reading.index_evicted_total
-    )

@@ -45,8 +45,21 @@ class Models:
 
     def __init__(self, configured: Mapping[str, Model], build: Callable[[str], Model], registry: Registry) -> None:
         self._table = dict(configured)
+        self._configured = frozenset(configured)
         self._build = build
         self._registry = registry
+
+    def replace(self, configured: Mapping[str, Model], build: Callable[[str], Model]) -> None:
+        """From now on by another config."""
+        self._table = dict(configured)
+        self._configured = frozenset(configured)
+        self._build = build
+
+    def forget_unserved(self) -> None:
+        """Names that only backends knew, which are gone."""
+        served = self._registry.models
+        for name in self._table.keys() - self._configured - served:
+            del self._table[name]
 
     def resolve(self, requested: object) -> tuple[str, Model]:
         """(name as requested, model). Raises InvalidBody, ModelMissing, ModelNotFound, NoBackendAvailable."""
@@ -60,6 +73,13 @@ class Models:
                 self._raise_unknown()
             model = self._table[requested] = self._build(requested)
         return requested, model
+
+    def any(self) -> Model:
+        """For a request that names no model, where any backend will do."""
+        model = self._table.get("")
+        if model is None:
+            model = self._table[""] = self._build("")
+        return model
 
     def _only_one(self) -> str:
         names = self._registry.models

@@ -1,53 +1,30 @@
 """Watches response bytes go by for usage figures and the end mark. Never holds a byte back, never changes one.
 
 Events may be cut anywhere by the network, also inside a UTF-8 character (O17, O18): an unfinished event waits here,
-while its bytes have long gone to the client.
+while its bytes have long gone to the client. What an event means is the business of each dialect.
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Final, Protocol
-
-import msgspec
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from backends.transport import ResponseHead
 
-_USAGE: Final = re.compile(rb'"usage"\s*:\s*\{')
-_DONE: Final = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 _MAX_CARRY_BYTES: Final = 1 << 20
-_MAX_JSON_BYTES: Final = 8 << 20
+MAX_JSON_BYTES: Final = 8 << 20
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """What the engine says a request took. `cached_tokens` is None where it does not report them."""
+class Usage(NamedTuple):
+    """What the engine says a request took. None where it does not report them."""
 
     prompt_tokens: int = 0
+    """Those found in the cache included."""
     completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-
-class _HasUsage(msgspec.Struct):
-    usage: Usage | None = None
-
-
-_DECODER: Final = msgspec.json.Decoder(_HasUsage)
-
-
-def _decode_usage(text: bytes) -> Usage | None:
-    try:
-        return _DECODER.decode(text).usage
-    except (msgspec.MsgspecError, RecursionError):
-        return None
+    cached_tokens: int | None = None
 
 
 class Observer(Protocol):
@@ -69,6 +46,11 @@ class Observer(Protocol):
         """The end mark was seen, or the kind of answer has none."""
         ...
 
+    @property
+    def answer_id(self) -> str | None:
+        """The answer's own id, where later requests may name it."""
+        ...
+
     def feed(self, data: bytes) -> None: ...
 
     def finish(self) -> None:
@@ -76,10 +58,12 @@ class Observer(Protocol):
         ...
 
 
-class StreamObserver:
-    """Server-sent events."""
+class StreamObserver(ABC):
+    """Server-sent events, of whatever dialect."""
 
     __slots__ = ("_carry", "chunks", "done", "usage")
+
+    answer_id: str | None = None
 
     def __init__(self) -> None:
         self._carry = b""
@@ -103,20 +87,9 @@ class StreamObserver:
             data = data[:end]
         self._read(data)
 
+    @abstractmethod
     def _read(self, data: bytes) -> None:
-        self.chunks += data.count(b"data:")
-        if b"[DONE]" in data and _DONE.search(data):
-            self.done = True
-            self.chunks -= 1
-        if b'"usage"' in data and _USAGE.search(data):
-            self._read_usage(data)
-
-    def _read_usage(self, data: bytes) -> None:
-        for line in data.splitlines():
-            if line.startswith(b"data:") and _USAGE.search(line):
-                usage = _decode_usage(line[5:])
-                if usage is not None:
-                    self.usage = usage
+        """Whole events, any number of them."""
 
     def finish(self) -> None:
         self._read(self._carry)  # some servers leave the last blank line out
@@ -124,29 +97,34 @@ class StreamObserver:
 
 
 class JsonObserver:
-    """One JSON document."""
+    """One JSON document, read by `read` when it is complete. Longer ones than `max_bytes` pass unread."""
 
-    __slots__ = ("_parts", "_size", "chunks", "usage")
+    __slots__ = ("_max_bytes", "_parts", "_read", "_size", "answer_id", "chunks", "usage")
 
     at_boundary = False
     done = True
 
-    def __init__(self) -> None:
+    def __init__(
+        self, read: Callable[[bytes], tuple[Usage | None, str | None]], max_bytes: int = MAX_JSON_BYTES
+    ) -> None:
+        self._read = read
+        self._max_bytes = max_bytes
         self._parts: list[bytes] = []
         self._size = 0
         self.usage: Usage | None = None
+        self.answer_id: str | None = None
         self.chunks = 0
 
     def feed(self, data: bytes) -> None:
         self._size += len(data)
-        if self._size <= _MAX_JSON_BYTES:
+        if self._size <= self._max_bytes:
             self._parts.append(data)
         else:
             self._parts.clear()
 
     def finish(self) -> None:
-        if self._size <= _MAX_JSON_BYTES:
-            self.usage = _decode_usage(b"".join(self._parts))
+        if self._size <= self._max_bytes:
+            self.usage, self.answer_id = self._read(b"".join(self._parts))
         self._parts.clear()
 
 
@@ -156,6 +134,7 @@ class Blind:
     __slots__ = ()
 
     usage = None
+    answer_id = None
     chunks = 0
     at_boundary = False
     done = True
@@ -167,13 +146,22 @@ class Blind:
         pass
 
 
-def observer_for(head: ResponseHead) -> Observer:
+def choose_observer(
+    head: ResponseHead, of_stream: Callable[[], Observer], of_document: Callable[[], Observer]
+) -> Observer:
     """Who can read this response."""
     if head.compressed:
         return Blind()
     content_type = head.content_type
     if content_type.startswith(b"text/event-stream"):
-        return StreamObserver()
+        return of_stream()
     if content_type.startswith(b"application/json") and head.status == 200:
-        return JsonObserver()
+        return of_document()
     return Blind()
+
+
+def data_lines(events: bytes, mark: bytes) -> Iterator[bytes]:
+    """What stands on the `data` lines that hold `mark`."""
+    for line in events.splitlines():
+        if line.startswith(b"data:") and mark in line:
+            yield line[5:]

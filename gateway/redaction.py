@@ -62,8 +62,13 @@ class Redactor:
     """A structlog processor. `secrets` are masked wherever they appear."""
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
-        # the longest first: one secret may begin with another
-        self._secrets = sorted({s for s in secrets if len(s) >= _MIN_SECRET_CHARS}, key=len, reverse=True)
+        self._secrets: list[str] = []
+        self.add(secrets)
+
+    def add(self, secrets: Iterable[str]) -> None:
+        """Mask these too from now on."""
+        known = {*self._secrets, *(s for s in secrets if len(s) >= _MIN_SECRET_CHARS)}
+        self._secrets = sorted(known, key=len, reverse=True)  # the longest first: one secret may begin with another
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         return {self.text(str(key)): self.field(str(key), value, 0) for key, value in event.items()}

@@ -1,19 +1,23 @@
 """A request's headers, read in one pass for all who need something of them.
 
 Clients on a kept connection send the same headers with every request but for the length, so a connection remembers the
-last ones: comparing is cheaper than reading.
+last ones: comparing is cheaper than reading. What access made of them is remembered with them, as long as it holds.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.headers import upstream_header_lines
+from gateway.headers import credential_lines, upstream_header_lines
 from gateway.request_ids import fit_request_id
 from gateway.session_id import from_headers
 
 if TYPE_CHECKING:
     from backends.transport import Headers
+    from gateway.access.access import Access
+    from gateway.access.caller import Caller
+    from gateway.access.credential import Refusal
 
 
 class RequestHead(NamedTuple):
@@ -24,30 +28,58 @@ class RequestHead(NamedTuple):
     content_type: bytes | None
     session_id: bytes | None
     """Raw, as the client names its session."""
+    caller: Caller | None
+    """None: nobody who may come in; then `refusal` says why."""
+    refusal: Refusal | None = None
+    credentials: bytes = b""
+    """Lines that follow to a backend that has no credential of its own."""
+    until_s: float = math.inf
+    """`caller` may be believed until then, by `Access.wall_clock`."""
 
 
-def read_request_head(headers: Headers) -> RequestHead:
-    """`headers`: names in lower case, `content-length` may be left out."""
+def read_request_head(headers: Headers, access: Access, peer: str | None = None) -> RequestHead:
+    """`headers`: names in lower case, `content-length` may be left out. `peer`: the other end of the connection."""
     request_id = content_type = None
     for name, value in headers:
         if name == b"content-type":
             content_type = value
         elif name == b"x-request-id":
             request_id = fit_request_id(value)
-    return RequestHead(upstream_header_lines(headers), request_id, content_type, from_headers(headers))
+    caller, until_s, refusal = access.identify(headers)
+    return RequestHead(
+        upstream_header_lines(headers, peer.encode() if peer is not None and access.trusts(peer) else None),
+        request_id,
+        content_type,
+        from_headers(headers),
+        caller,
+        refusal,
+        credential_lines(headers) if access.forward_credentials else b"",
+        until_s,
+    )
 
 
 class RequestHeadReader:
-    """Of one connection."""
+    """Of one connection, whose other end is `peer`."""
 
-    __slots__ = ("_head", "_headers")
+    __slots__ = ("_access", "_expires", "_generation", "_head", "_headers", "_peer")
 
-    def __init__(self) -> None:
+    def __init__(self, access: Access, peer: str | None) -> None:
+        self._access = access
+        self._peer = peer
+        self._generation = -1
         self._headers: Headers | None = None
         self._head: RequestHead
+        self._expires = False
 
     def read(self, headers: Headers) -> RequestHead:
-        if headers != self._headers:
-            self._head = read_request_head(headers)
+        access = self._access
+        if (
+            headers != self._headers
+            or access.generation != self._generation
+            or (self._expires and access.wall_clock() >= self._head.until_s)
+        ):
+            self._head = head = read_request_head(headers, access, self._peer)
             self._headers = headers
+            self._generation = access.generation
+            self._expires = head.until_s != math.inf
         return self._head

@@ -6,23 +6,25 @@ then `answered`, `first_token`, and exactly one of `settle` and `abandon`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from backends.health import State
 from gateway import session_id
-from gateway.prepare import EVERYONE
+from gateway.eligibility import ease_in, opened, rejected
+from gateway.placement import Placement
 from routing import Candidate, Decision, Facts, decide, prefill_s
-from vocabulary import KEY_BYTES, Kind
-from vocabulary.errors import NoBackendAvailable
+from routing.ramp import pay
+from vocabulary import KEY_BYTES
+from vocabulary.errors import LocalResourceError, NoBackendAvailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from backends.backend import Backend
-    from backends.instance import Lease
     from backends.registry import Registry
-    from gateway.fleet import FleetState, InstanceState
-    from gateway.metrics import BackendMetrics, Metrics, ModelMetrics
+    from gateway.fleet import FleetState
+    from gateway.metrics import Metrics
     from gateway.observe import Usage
     from gateway.prepare import Prepared
     from gateway.sessions import SessionStore
@@ -34,41 +36,6 @@ _UP: Final = State.UP
 _NO_MATCHES: Final[dict[Holder, int]] = {}
 
 
-class Placement:
-    """One attempt's place: the decision, the lease, and what to tell and to learn."""
-
-    __slots__ = (
-        "decision",
-        "header_lines",
-        "held_blocks",
-        "lease",
-        "metrics",
-        "model_metrics",
-        "open",
-        "prepared",
-        "sent_s",
-        "state",
-        "unqueued",
-    )
-
-    def __init__(
-        self, prepared: Prepared, decision: Decision, lease: Lease, state: InstanceState, sent_s: float
-    ) -> None:
-        self.prepared = prepared
-        self.decision = decision
-        self.lease = lease
-        self.state = state
-        self.metrics: BackendMetrics = state.metrics
-        self.model_metrics: ModelMetrics = state.metrics.model(prepared.model.name)
-        self.sent_s = sent_s
-        self.open = True
-        self.unqueued = False
-        """Nothing waited there before it: its time to first token is its prefill."""
-        self.held_blocks = 0
-        """Blocks of the prompt that the index believed there before this request."""
-        self.header_lines = b""
-
-
 class Router:
     def __init__(
         self,
@@ -77,10 +44,10 @@ class Router:
         sessions: SessionStore,
         fleet: FleetState,
         metrics: Metrics,
-        secret: bytes,
         clock: Callable[[], float],
         *,
         decision_headers: bool,
+        fail_open: bool = False,
         on_health: Callable[[Backend], None],
     ) -> None:
         self._registry = registry
@@ -88,9 +55,10 @@ class Router:
         self._sessions = sessions
         self._fleet = fleet
         self._metrics = metrics
-        self._everyone = session_id.lineage_owner(EVERYONE, secret)
         self._clock = clock
-        self._decision_headers = decision_headers
+        self.decision_headers = decision_headers
+        self.fail_open = fail_open
+        """Where no backend of a model is healthy, its requests are sent all the same."""
         self._on_health = on_health
 
     # The choice.
@@ -98,8 +66,9 @@ class Router:
     def _continued(self, prepared: Prepared) -> SessionKey:
         """The session that the prompt extends, or a new one."""
         sessions, keys, prompt_id = self._sessions, prepared.keys, prepared.prompt_id
-        found = sessions.find_by_lineage(EVERYONE, keys, prepared.resumed_blocks, prompt_id, prepared.resumed_id)
-        return found or sessions.unused(session_id.lineage_key(self._everyone, keys, prompt_id))
+        caller = prepared.caller
+        found = sessions.find_by_lineage(caller.tenant, keys, prepared.resumed_blocks, prompt_id, prepared.resumed_id)
+        return found or sessions.unused(session_id.lineage_key(caller.lineage_owner, keys, prompt_id))
 
     def candidates(self, prepared: Prepared, tried: Collection[int], now_s: float) -> list[Candidate]:
         """One candidate per backend that has the model, rejected ones included."""
@@ -110,7 +79,12 @@ class Router:
         prompt_tokens, tokens_per_block = prepared.prompt_tokens, prepared.tokens_per_block
         states = self._fleet.states
         candidates = []
-        for backend in self._registry.serving(prepared.served_as):
+        served_as = prepared.served_as
+        if served_as and prepared.tied_to is None:
+            backends = self._registry.serving(served_as)
+        else:
+            backends = self._unusual(prepared)
+        for backend in backends:
             instance = backend.instance
             instance_id = instance.id
             pending = instance.pending
@@ -122,7 +96,7 @@ class Router:
                 Candidate(
                     instance_id,
                     state.backend,
-                    None if usable else _rejected(backend, tried, now_s),
+                    None if usable else rejected(backend, tried, now_s),
                     min(blocks * tokens_per_block, prompt_tokens) if blocks else 0.0,
                     0.0,
                     0.0,
@@ -142,7 +116,15 @@ class Router:
                     state.trust,
                 )
             )
+        if self._fleet.ramps:
+            ease_in(self._fleet, candidates, prepared.home, now_s)
         return candidates
+
+    def _unusual(self, prepared: Prepared) -> tuple[Backend, ...]:
+        """Of a request that names no model, or goes on with what one instance keeps (any will do once that is gone)."""
+        served_as = prepared.served_as
+        backends = self._registry.serving(served_as) if served_as else tuple(self._registry)
+        return tuple(each for each in backends if each.instance.id == prepared.tied_to) or backends
 
     def decide(self, prepared: Prepared, attempt: int, candidates: Sequence[Candidate]) -> Decision:
         """Pure but for the route's random numbers: reserves nothing."""
@@ -155,7 +137,12 @@ class Router:
             prepared.keys[:KEY_BYTES] or None,
         )
         model = prepared.model
-        return decide(facts, candidates, model.policy, model.state)
+        decision = decide(facts, candidates, model.policy, model.state)
+        if decision.chosen is None and self.fail_open:
+            again = opened(candidates, [self._fleet.states[one.instance].instance.backend for one in candidates])
+            if again is not None:
+                return decide(replace(facts, failed_open=True), again, model.policy, model.state)
+        return decision
 
     def place(self, prepared: Prepared, attempt: int = 0, tried: Collection[int] = ()) -> Placement:
         """Choose and reserve in one step. Raises NoBackendAvailable."""
@@ -165,16 +152,22 @@ class Router:
         prepared.model.state.sequence += 1
         chosen = decision.candidate
         if chosen is None:
-            raise NoBackendAvailable("no backend that serves this model can take requests now")
+            raise self._nobody(prepared, now_s)
         state = self._fleet.states[chosen.instance]
         instance = state.instance
         uncached = prepared.prompt_tokens - chosen.cached_tokens
         work_s = prefill_s(chosen.p, chosen.q, uncached, prepared.prompt_tokens)
-        unqueued = not instance.pending
+        # what was not read of a prompt would teach a wrong speed
+        unqueued = not instance.pending and prepared.tokens_per_block > 0.0
         lease = instance.lease(uncached, prepared.prompt_tokens, work_s, now_s)
+        health = instance.backend.health
+        if health.state is not _UP:
+            health.try_with(lease)
         if not prepared.streams:
             ahead_s = max(0.0, chosen.pending_prefill_s - chosen.progress_s)
             lease.assumed_first_token_s = now_s + ahead_s + work_s
+        if self._fleet.ramps:
+            pay(candidates, self._fleet.ramps, chosen.instance, prepared.home, now_s)
         placement = Placement(prepared, decision, lease, state, now_s)
         placement.unqueued = unqueued
         self._remember(placement, chosen)
@@ -182,6 +175,17 @@ class Router:
         self._metrics.decisions[decision.kind].value += 1
         self._metrics.decision_seconds.observe(self._clock() - now_s)
         return placement
+
+    def _nobody(self, prepared: Prepared, now_s: float) -> NoBackendAvailable:
+        """With the time after which the first ejected backend is tried again, where that is all that is wrong."""
+        error = NoBackendAvailable("no backend that serves this model can take requests now")
+        waits_s = [
+            backend.health.retry_in_s(now_s)
+            for backend in self._registry.serving(prepared.served_as)
+            if not backend.draining and backend.health.reachable
+        ]
+        error.retry_after_s = max(1.0, min(waits_s, default=1.0))
+        return error
 
     def _remember(self, placement: Placement, chosen: Candidate) -> None:
         """What is routed there is taken to be cached there from now on: the next turn may come before this one ends."""
@@ -196,7 +200,7 @@ class Router:
                 prepared.session,
                 chosen.instance,
                 prepared.prompt_tokens,
-                EVERYONE if prepared.lineage else None,
+                prepared.caller.tenant if prepared.lineage else None,
                 prepared.keys if prepared.lineage else None,
                 prepared.prompt_id,
             )
@@ -205,8 +209,12 @@ class Router:
         decision = placement.decision
         cached = int(decision.cached_tokens)
         placement.model_metrics.cached_predicted.value += cached
-        if self._decision_headers:
-            placement.header_lines = placement.state.header_lines[decision.kind] % cached
+        if self.decision_headers:
+            state = placement.state
+            if placement.prepared.caller.sees_decisions:
+                placement.header_lines = state.header_lines[decision.kind] % cached
+            else:
+                placement.header_lines = b"x-warmroute-backend: %b\r\n" % state.backend.encode()
 
     # What came of it.
 
@@ -216,14 +224,26 @@ class Router:
         now_s = self._clock()
         if failed:
             placement.metrics.error("status").value += 1
-        changed = backend.health.request_failed(now_s) if failed else backend.health.request_succeeded(now_s)
-        if changed:
+        health, lease = backend.health, placement.lease
+        if health.request_failed(now_s, lease) if failed else health.request_succeeded(now_s):
             self._on_health(backend)
+
+    def busy(self, placement: Placement) -> None:
+        """It has no room, it says (503). That is no failure: ejecting full backends would take out a whole fleet under
+        load (O13). With nothing running there, by its own figures and by ours, it is broken."""
+        instance = placement.lease.instance
+        load = instance.engine_load
+        if instance.in_flight > 1 or (load is not None and (load.running or load.waiting)):
+            placement.metrics.error("busy").value += 1
+        else:
+            self.answered(placement, failed=True)
 
     def failed(self, placement: Placement, error: UpstreamError) -> None:
         backend = placement.lease.instance.backend
         placement.metrics.error(error.reason).value += 1
-        if backend.health.request_failed(self._clock()):
+        if isinstance(error, LocalResourceError):
+            return  # no fault of the backend's (O63)
+        if backend.health.request_failed(self._clock(), placement.lease):
             self._on_health(backend)
 
     def first_token(self, placement: Placement, now_s: float) -> None:
@@ -269,26 +289,3 @@ class Router:
         prepared = placement.prepared
         if not cancelled and prepared.keys and not placement.lease.instance.retired:
             self._index.remove(placement.state.holder, prepared.keys, placement.held_blocks)
-
-
-def _rejected(backend: Backend, tried: Collection[int], now_s: float) -> str | None:
-    """Why a backend cannot take this request now."""
-    if tried and backend.instance.id in tried:
-        return "tried"
-    if backend.draining:
-        return "draining"
-    health = backend.health
-    return None if health.admits(backend.instance.in_flight, now_s) else health.state.value
-
-
-def explain(router: Router, prepared: Prepared, now_s: float) -> dict[str, object]:
-    """The decision for a request that is not sent: reserves nothing, learns nothing."""
-    decision = router.decide(prepared, 0, router.candidates(prepared, (), now_s))
-    record = decision.explain()
-    record["model"] = prepared.model.name
-    record["route"] = prepared.model.route
-    if decision.chosen is None:
-        record["kind"] = None
-    elif decision.kind is Kind.FALLBACK:
-        record["reason"] = "the prompt could not be encoded; routed by load"
-    return record

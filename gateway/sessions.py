@@ -105,6 +105,13 @@ class SessionStore:
         self._evicted = 0
         self._expired = 0
 
+    def set_limits(self, idle_ttl_s: float, live_window_s: float, max_sessions: int) -> None:
+        """What is over them leaves with the next turns."""
+        self._idle_ttl_s = idle_ttl_s
+        self._live_window_s = min(live_window_s, idle_ttl_s)
+        self._max_sessions = max_sessions
+        self._next_expiry_s = self._clock()
+
     def home(self, session: SessionKey) -> InstanceId | None:
         """The instance that served the session's last turn; None for an unknown session or a forgotten instance."""
         self._expire()
@@ -185,7 +192,7 @@ class SessionStore:
         home.live_tokens += tokens
         if tenant is not None and keys:
             self._move_on(session, record, tenant, int(memoryview(keys).cast("Q")[-1]), prompt_id)
-        if len(live) + len(self._idle) > self._max_sessions:
+        while len(live) + len(self._idle) > self._max_sessions:
             self._evict_oldest()
 
     def live_tokens(self, instance: InstanceId, excluding: SessionKey | None = None) -> int:

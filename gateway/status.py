@@ -19,10 +19,15 @@ def status(gateway: Gateway) -> dict[str, Any]:
     return {
         "version": VERSION,
         "config": gateway.config.id,
+        "reload": gateway.reloader.status() if gateway.reloader is not None else None,
         "ready": gateway.ready,
         "draining": gateway.draining,
         "connections": len(gateway.connections),
-        "backends": [_backend(gateway, backend, blocks.get(backend.instance.id, 0)) for backend in gateway.registry],
+        "backends": [
+            backend_status(gateway, backend, blocks.get(backend.instance.id, 0)) for backend in gateway.registry
+        ],
+        "replaced": [{"name": backend.name, "in_flight": backend.in_flight} for backend in gateway.control.replaced],
+        "discovery": gateway.sources.status(),
         "index": {
             "blocks": index.blocks,
             "entries": index.entries,
@@ -33,7 +38,12 @@ def status(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-def _backend(gateway: Gateway, backend: Backend, blocks: int) -> dict[str, Any]:
+def backend_status(gateway: Gateway, backend: Backend, blocks: int | None = None) -> dict[str, Any]:
+    """`blocks`: what the index has of it; None: look."""
+    if blocks is None:
+        blocks = sum(
+            count for holder, count in gateway.index.stats().holders.items() if holder.instance == backend.instance.id
+        )
     instance = backend.instance
     state = gateway.fleet.of(instance)
     now_s = gateway.clock()
@@ -41,13 +51,16 @@ def _backend(gateway: Gateway, backend: Backend, blocks: int) -> dict[str, Any]:
     return {
         "name": backend.name,
         "state": backend.health.state.value,
+        "draining": list(backend.drain_reasons),
+        "empty": backend.draining and backend.in_flight == 0,
+        "slow_start": round(gateway.fleet.worth(instance.id, now_s), 2),
         "retry_in_s": round(backend.health.retry_in_s(now_s), 1),
         "last_error": backend.last_error,
         "instance": instance.id,
         "uptime_s": round(now_s - instance.started_s, 1),
         "models": list(backend.models),
         "trust": state.trust.value,
-        "in_flight": instance.in_flight,
+        "in_flight": backend.in_flight,
         "pending": len(instance.pending),
         "pending_uncached_tokens": round(instance.pending_uncached_tokens),
         "indexed_blocks": blocks,

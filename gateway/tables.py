@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _PLAIN: Final[dict[str, Any]] = {"highlight": False, "markup": False, "emoji": False}
 """Names of models and backends are text, whatever brackets they have."""
@@ -28,8 +28,35 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=200)
 
 
+def _state(backend: Mapping[str, Any]) -> str:
+    reasons = backend.get("draining")
+    if not reasons:
+        return str(backend["state"])
+    word = "drained" if backend["empty"] else "draining"
+    return f"{backend['state']}, {word} ({'+'.join(reasons)})"
+
+
 def _column(table: Table, name: str, *, number: bool = False) -> None:
     table.add_column(name, justify="right" if number else "left", overflow="fold")
+
+
+def _reload_lines(reload: Mapping[str, Any], console: Console) -> None:
+    """What an operator should know before the numbers: an older config runs, or a part of it waits."""
+    if reload.get("problems"):
+        console.print("the config on disk was refused, an older one runs:", **_PLAIN)
+        for problem in reload["problems"]:
+            console.print(f"  {problem}", **_PLAIN)
+    if reload.get("restart_needed"):
+        console.print(f"waits for a restart: {', '.join(reload['restart_needed'])}", **_PLAIN)
+
+
+def _discovery_lines(sources: Sequence[Mapping[str, Any]], console: Console) -> None:
+    for source in sources:
+        answer = "no answer yet" if source["answer_age_s"] is None else f"answered {source['answer_age_s']:.0f} s ago"
+        failed = f", last error {source['last_error']}" if source["last_error"] else ""
+        refused = f", {len(source['refused'])} refused" if source["refused"] else ""
+        found = f"{source['found']} found, {source['ready']} ready"
+        console.print(f"discovery {source['name']} ({source['kind']}): {found}, {answer}{refused}{failed}", **_PLAIN)
 
 
 def status_table(status: Mapping[str, Any], console: Console | None = None) -> None:
@@ -38,6 +65,7 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
     ready = "ready" if status["ready"] else "draining" if status["draining"] else "not ready"
     index, sessions = status["index"], status["sessions"]
     console.print(f"warmroute {status['version']}: {ready}, config {status['config']}", **_PLAIN)
+    _reload_lines(status.get("reload") or {}, console)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("backend", "state", "trust", "models"):
         _column(table, column)
@@ -57,7 +85,7 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
         usage = engine.get("kv_usage")
         table.add_row(
             backend["name"],
-            backend["state"],
+            _state(backend),
             backend["trust"],
             ",".join(backend["models"]) or "-",
             str(backend["in_flight"]),
@@ -70,6 +98,7 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
             f"{backend['prefill']['s_per_token'] * 1e6:.1f}",
         )
     console.print(table, **_PLAIN)
+    _discovery_lines(status.get("discovery") or (), console)
     console.print(
         f"index: {index['blocks']:,} blocks, {index['entries']:,} of {index['max_entries']:,} entries, "
         f"{index['evicted_total']:,} evicted; sessions: {sessions['sessions']:,} known, {sessions['live']:,} live",

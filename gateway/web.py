@@ -6,15 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gateway.hot import HOT_ROUTES
+from gateway.access.asgi import Door, caller_of
+from gateway.endpoints import dialect_of
+from vocabulary.errors import MethodNotAllowed, NoSuchPath
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gateway.app import Gateway
+    from vocabulary.errors import RequestFailed
 
 
 def health_routes(gateway: Gateway) -> list[Route]:
@@ -63,22 +67,39 @@ async def http_exception(request: Request, error: Exception) -> Response:
 
 def traffic_app(gateway: Gateway) -> Starlette:
     async def list_models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": list(model_cards(gateway).values())})
+        caller = caller_of(request)
+        cards = [card for name, card in model_cards(gateway).items() if caller.may_use(name)]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def one_model(request: Request) -> Response:
-        card = model_cards(gateway).get(request.path_params["model"])
-        if card is None:
+        name = request.path_params["model"]
+        card = model_cards(gateway).get(name)
+        if card is None or not caller_of(request).may_use(name):
             return error_response(404, "model_not_found", "no backend serves this model")
         return JSONResponse(card)
 
-    async def post_only(request: Request) -> Response:
-        raise HTTPException(405, headers={"allow": "POST"})
+    async def unserved(request: Request, error: Exception) -> Response:
+        """In the shape of the API that the path is of."""
+        assert isinstance(error, HTTPException)
+        if error.status_code not in (404, 405):
+            return await http_exception(request, error)
+        path = request.scope["raw_path"].partition(b"?")[0]
+        headers = dict(error.headers or {})
+        failure: RequestFailed = NoSuchPath("there is no such path on this gateway")
+        if error.status_code == 405 or (taken := gateway.endpoints.methods(path)):
+            failure = MethodNotAllowed("this path does not take that method")
+            if error.status_code == 404:
+                headers["allow"] = ", ".join(taken)
+        body = dialect_of(path).error_body(failure)
+        return Response(body, failure.status, headers=headers, media_type="application/json")
 
-    other_methods = ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"]
     routes = [
         Route("/v1/models", list_models),
         Route("/v1/models/{model:path}", one_model),
-        *(Route(path.decode(), post_only, methods=other_methods) for path in HOT_ROUTES),
         *health_routes(gateway),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: http_exception})
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Door, access=gateway.access, metrics=gateway.metrics.access)],
+        exception_handlers={HTTPException: unserved},
+    )

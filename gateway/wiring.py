@@ -47,6 +47,7 @@ def backend_spec(backend: Backend, config: Config) -> BackendSpec:
         prefill_s_per_token=p,
         prefill_s_per_token2=q,
         has_metrics=backend.engine != "openai",
+        takes_cache_salt=backend.engine != "openai",
     )
 
 
@@ -55,9 +56,12 @@ def endpoint(backend: Backend) -> Endpoint:
     tls = None
     if parts.scheme == "https":
         try:
-            tls = client_context(backend.ca_file, verify=backend.tls_verify)
-        except OSError as error:
-            raise ConfigError(f"backend {backend.name}: ca_file cannot be used ({type(error).__name__})") from error
+            tls = client_context(
+                backend.ca_file, verify=backend.tls_verify, cert_file=backend.cert_file, key_file=backend.key_file
+            )
+        except (OSError, ValueError) as error:
+            message = f"backend {backend.name}: its certificate files cannot be used ({type(error).__name__})"
+            raise ConfigError(message) from error
     credential = backend.credential
     return Endpoint(
         host=parts.hostname or "",
@@ -82,6 +86,15 @@ def request_limits(config: Config) -> RequestLimits:
     return RequestLimits(
         config.listen.max_body_bytes, config.limits.max_attempts, frozenset(config.limits.retry_statuses)
     )
+
+
+def fingerprint(path: Path) -> tuple[object, ...]:
+    """Changes with the file behind a path, also where the path leads over symlinks that are swapped."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (str(path), None)
+    return (str(path), found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def health_policy(config: Config) -> HealthPolicy:

@@ -2,7 +2,7 @@
 
 decide(facts: Facts, candidates: Sequence[Candidate], policy: Policy, state: PolicyState) -> Decision
 build(name: str, knobs: Knobs) -> Policy                   raises UnknownPolicy; names in POLICY_NAMES
-Facts(prompt_tokens, session, home, matched, attempt, head_key)
+Facts(prompt_tokens, session, home, matched, attempt, head_key, failed_open)
 Candidate(instance, backend, rejected, cached_tokens, host_tokens, disk_tokens, in_flight, pending, pending_prefill_s,
           pending_uncached_tokens, progress_s, live_tokens, capacity_tokens, p, q, prefill_cap_tokens, by_priority,
           waiting, kv_usage, trust)

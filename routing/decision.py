@@ -138,6 +138,8 @@ def _kind(facts: Facts, chosen: Candidate, policy: Policy, *, alone: bool) -> Ki
     """The strongest reason first: what left no choice, then what was missing, then what spoke for the chosen one."""
     if facts.attempt:
         return Kind.RETRY
+    if facts.failed_open:
+        return Kind.FALLBACK
     if alone:
         return Kind.FORCED
     if not facts.matched and policy.wants_match:

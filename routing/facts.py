@@ -41,6 +41,8 @@ class Facts:
     """0 for the first try."""
     head_key: bytes | None = None
     """Names the head of the prompt: what `session_hash` hashes for a request without a session."""
+    failed_open: bool = False
+    """No backend was healthy, and the filters that say so were lifted."""
 
 
 class Unstarted(Protocol):
@@ -78,7 +80,7 @@ class Candidate:
     instance: InstanceId
     backend: BackendId
     rejected: str | None = None
-    """The filter that took it out: `down`, `ejected`, `draining`, `tried`."""
+    """The filter that took it out: `unknown`, `down`, `ejected`, `trial`, `draining`, `tried`, `slow_start`."""
     cached_tokens: float = 0.0
     """Of this prompt, in all tiers together."""
     host_tokens: float = 0.0

@@ -12,7 +12,8 @@ WarmrouteError
         ├── UpstreamIdleTimeout         the response stopped in the middle for too long
         ├── UpstreamReset               the connection died before a response head
         ├── UpstreamTruncated           the connection died inside a response body
-        └── UpstreamProtocolError       what came back is not HTTP/1.1
+        ├── UpstreamProtocolError       what came back is not HTTP/1.1
+        └── LocalResourceError          the gateway itself lacked a file descriptor or port to reach it
 
 Texts never hold prompts, keys, session ids or addresses.
 """
@@ -39,6 +40,8 @@ class RequestFailed(WarmrouteError):
     """OpenAI's `error.type`."""
     retryable: ClassVar[bool] = False
     """Another backend may be tried, as long as no byte went to the client."""
+    retry_after_s: float | None = None
+    """Told to the client where waiting helps."""
 
     def __init__(self, message: str = "", *, param: str | None = None) -> None:
         super().__init__(message or type(self).__name__)
@@ -69,6 +72,16 @@ class InvalidBody(ClientError):
     code = "invalid_body"
 
 
+class NoSuchPath(ClientError):
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(ClientError):
+    status = 405
+    code = "method_not_allowed"
+
+
 class ModelMissing(ClientError):
     code = "model_missing"
 
@@ -76,6 +89,13 @@ class ModelMissing(ClientError):
 class ModelNotFound(ClientError):
     status = 404
     code = "model_not_found"
+
+
+class ResponseNotFound(ClientError):
+    """An answer of the Responses API that nobody keeps for this client."""
+
+    status = 404
+    code = "response_not_found"
 
 
 class UnsupportedContentType(ClientError):
@@ -88,12 +108,81 @@ class BodyTooLarge(ClientError):
     code = "body_too_large"
 
 
+class HeadTooLarge(ClientError):
+    status = 431
+    code = "headers_too_large"
+
+
+class UnsupportedCoding(ClientError):
+    """RFC 9112 section 6.1."""
+
+    status = 501
+    code = "transfer_coding_not_supported"
+
+
+class RequestTimeout(ClientError):
+    """The client took too long to send its request."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class FieldNotAllowed(ClientError):
+    """A body field that speaks to the engine's internals, from a client that is not trusted with them."""
+
+    code = "field_not_allowed"
+
+
+class Unauthenticated(ClientError):
+    """No credential, or one that nobody knows: the answer is the same for both."""
+
+    status = 401
+    code = "invalid_api_key"
+    kind = "authentication_error"
+
+
+class ModelNotAllowed(ClientError):
+    status = 403
+    code = "model_not_allowed"
+    kind = "permission_error"
+
+
+class QuotaExceeded(ClientError):
+    """A limit of the tenant's; `code` names which."""
+
+    status = 429
+    code = "tenant_limit"
+    kind = "rate_limit_error"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class TooManyRequests(QuotaExceeded):
+    code = "tenant_concurrency_limit"
+
+
+class RateExceeded(QuotaExceeded):
+    code = "tenant_rate_limit"
+
+
 class GatewayError(RequestFailed):
     """The gateway has no way to serve the request now."""
 
     status = 503
     code = "unavailable"
-    retry_after_s: ClassVar[int] = 1
+    retry_after_s: float | None = 1.0
+
+
+class TooManyConnections(GatewayError):
+    code = "too_many_connections"
+
+
+class RequestBufferFull(GatewayError):
+    """The request bodies in memory have reached their bound."""
+
+    code = "request_buffer_full"
 
 
 class NoBackendAvailable(GatewayError):
@@ -151,3 +240,14 @@ class UpstreamProtocolError(UpstreamError):
     code = "upstream_protocol_error"
     reason = "protocol"
     retryable = False
+
+
+class LocalResourceError(UpstreamError):
+    """Never counts against the backend, and another one could not be reached either (O63)."""
+
+    status = 503
+    code = "out_of_file_descriptors"
+    kind = "server_error"
+    reason = "local"
+    retryable = False
+    retry_after_s = 1.0

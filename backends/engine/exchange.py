@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
-from backends.engine.rendering import DONE, Head, StreamTemplate, Usage, completion, usage_event
+from backends.engine.rendering import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from backends.engine.generation import Output
     from backends.engine.http import Connection
+    from backends.engine.rendering import Format
     from backends.engine.sequence import Request, Seq
 
 STREAM_HEADERS: Final = (("content-type", "text/event-stream; charset=utf-8"), ("transfer-encoding", "chunked"))
@@ -49,7 +50,7 @@ class Exchange:
     def __init__(
         self,
         connection: Connection,
-        head: Head,
+        form: Format,
         *,
         include_usage: bool,
         abort: Callable[[str], object],
@@ -57,7 +58,7 @@ class Exchange:
         reset_after: int | None,
     ) -> None:
         self.connection = connection
-        self.head = head
+        self.form = form
         self.reset_after = reset_after
         self.first_token = first_token
         self.closed = False
@@ -93,8 +94,7 @@ class Exchange:
             return
         self.closed = True
         if self._streams:
-            usage = usage_event(self.head, self._usage()) if self._include_usage else b""
-            self.connection.write(usage + DONE)
+            self.connection.write(self.form.end(self._usage(), include_usage=self._include_usage))
             self.connection.finish()
         else:
             self._answer()
@@ -114,7 +114,7 @@ class Exchange:
     def _answer(self) -> None:
         ordered = [self._done[request.request_id] for request in self._requests]
         texts = [(job.output.text(0, seq.generated), job.finish_reason) for seq, job in ordered]
-        body = completion(self.head, texts, self._usage())
+        body = self.form.whole(texts, self._usage())
         if self.reset_after is None:
             self.connection.respond(200, body)
         else:
@@ -123,12 +123,16 @@ class Exchange:
             self.connection.reset()
 
     def _usage(self) -> Usage:
-        seqs = [seq for seq, _ in self._done.values()]
-        return Usage(
-            sum(seq.request.prompt_tokens for seq in seqs),
-            sum(seq.generated for seq in seqs),
-            sum(seq.cached_tokens or 0 for seq in seqs),
-        )
+        return usage_of([seq for seq, _ in self._done.values()])
+
+
+def usage_of(seqs: Sequence[Seq]) -> Usage:
+    """So far."""
+    return Usage(
+        sum(seq.request.prompt_tokens for seq in seqs),
+        sum(seq.generated for seq in seqs),
+        sum(seq.cached_tokens or 0 for seq in seqs),
+    )
 
 
 class StreamChoice:
@@ -140,7 +144,7 @@ class StreamChoice:
         self.job = job
         self._exchange = exchange
         self._output = job.output
-        self._template = StreamTemplate(exchange.head, index, job.finish_reason)
+        self._template = exchange.form.stream(index, job.finish_reason)
         self._write = exchange.connection.write
         self._reset_after = exchange.reset_after
         self._generated = 0
@@ -156,7 +160,7 @@ class StreamChoice:
             self._cut()
         elif seq.finished:
             self._sent = generated
-            opening = b"" if sent else self._template.opening
+            opening = b"" if sent else self._template.opening(usage_of([seq]))
             if not sent:
                 exchange.started()
             self._write(opening + self._template.last(self._output.text(sent, generated)))
@@ -164,7 +168,7 @@ class StreamChoice:
         elif not sent:
             exchange.started()
             self._sent = generated
-            self._write(self._template.first(self._output.text(0, generated)))
+            self._write(self._template.first(self._output.text(0, generated), usage_of([seq])))
         elif not exchange.connection.paused:
             self._sent = generated
             output = self._output

@@ -149,6 +149,11 @@ class Connection(asyncio.Protocol):
         """The client's x-request-id of the current request."""
         return self._current.headers.get("x-request-id") if self._current else None
 
+    @property
+    def path(self) -> str:
+        """Of the current request; empty where none could be read."""
+        return self._current.path if self._current else ""
+
     def respond(
         self,
         status: int,

@@ -11,9 +11,11 @@ from backends.engine.encoding import chain, root
 from backends.engine.errors import ApiError
 from backends.engine.exchange import Choice, Exchange, Job
 from backends.engine.generation import Output
+from backends.engine.messages import MessageFormat
 from backends.engine.metrics import Histogram
 from backends.engine.pacing import Pacer
-from backends.engine.rendering import Head
+from backends.engine.rendering import Head, OpenAIFormat
+from backends.engine.responses import ResponseFormat
 from backends.engine.sequence import Request
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from backends.engine.events import EventPublisher
     from backends.engine.http import Connection
     from backends.engine.options import EngineOptions
+    from backends.engine.rendering import Format
 
 
 class Instance:
@@ -75,7 +78,7 @@ class Instance:
         arrival_s = self._loop.time()
         exchange = Exchange(
             connection,
-            Head(f"{'chatcmpl' if call.chat else 'cmpl'}-{name}", call.model, int(self._wall_clock()), call.chat),
+            self._form(call, name),
             include_usage=call.include_usage,
             abort=self.core.abort,
             first_token=lambda: self.ttft.observe(self._loop.time() - arrival_s),
@@ -99,6 +102,15 @@ class Instance:
         connection.on_resume = exchange.resume
         self.pacer.kick()
 
+    def _form(self, call: Call, name: str) -> Format:
+        created = int(self._wall_clock())
+        if call.api == "messages":
+            return MessageFormat(f"msg_{name}", call.model)
+        if call.api == "responses":
+            return ResponseFormat(f"resp_{name}", call.model, created)
+        chat = call.api == "chat"
+        return OpenAIFormat(Head(f"{'chatcmpl' if chat else 'cmpl'}-{name}", call.model, created, chat))
+
     def _job(self, call: Call, prompt: Prompt) -> Job:
         room = self._options.model_len - prompt.tokens
         if room < (call.max_tokens or 1):
@@ -107,7 +119,7 @@ class Instance:
                 400,
                 f"This model's maximum context length is {self._options.model_len} tokens. However, you requested "
                 f"{prompt.tokens} tokens in the prompt{asked}. Please reduce the length.",
-                param="messages" if call.chat else "prompt",
+                param={"completions": "prompt", "responses": "input"}.get(call.api, "messages"),
             )
         max_tokens = call.max_tokens or min(room, self._options.output_tokens)
         adapters = self._options.adapters

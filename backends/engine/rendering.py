@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
@@ -15,8 +15,40 @@ if TYPE_CHECKING:
 
 _encode = msgspec.json.encode
 
-DONE: Final = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-"""The last event and the end of a chunked body."""
+END: Final = b"0\r\n\r\n"
+"""Of a chunked body."""
+
+_DONE: Final = b"e\r\ndata: [DONE]\n\n\r\n" + END
+
+
+class Stream(Protocol):
+    """How one choice is streamed: HTTP chunks of one or more events. Texts need no JSON escape."""
+
+    def opening(self, usage: Usage) -> bytes:
+        """What precedes the first text."""
+        ...
+
+    def chunk(self, text: bytes) -> bytes: ...
+
+    def first(self, text: bytes, usage: Usage) -> bytes:
+        """The opening and a chunk."""
+        ...
+
+    def last(self, text: bytes) -> bytes: ...
+
+
+class Format(Protocol):
+    """How one answer is written."""
+
+    def stream(self, index: int, finish_reason: str) -> Stream: ...
+
+    def end(self, usage: Usage, *, include_usage: bool) -> bytes:
+        """The last events of a stream and the end of its body."""
+        ...
+
+    def whole(self, texts: Iterable[tuple[bytes, str]], usage: Usage) -> bytes:
+        """A JSON answer; `texts`: (text, finish reason) per choice."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,7 @@ class StreamTemplate:
         """One HTTP chunk with one event; `text` needs no JSON escape."""
         return b"%x%b%b%b" % (self._fixed + len(text), self._before, text, self._after)
 
-    def first(self, text: bytes) -> bytes:
+    def first(self, text: bytes, usage: Usage) -> bytes:
         """The same with what precedes the first text: in chats, the role."""
         return self._first + self.chunk(text)
 
@@ -75,10 +107,25 @@ class StreamTemplate:
         """The same with the finish reason."""
         return b"%x%b%b%b" % (self._last_fixed + len(text), self._before, text, self._last)
 
-    @property
-    def opening(self) -> bytes:
+    def opening(self, usage: Usage) -> bytes:
         """The role alone: for a reply of one token, whose first text is in the last chunk."""
         return self._first
+
+
+class OpenAIFormat:
+    """Chat and completions."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    def stream(self, index: int, finish_reason: str) -> StreamTemplate:
+        return StreamTemplate(self._head, index, finish_reason)
+
+    def end(self, usage: Usage, *, include_usage: bool) -> bytes:
+        return (_usage_event(self._head, usage) if include_usage else b"") + _DONE
+
+    def whole(self, texts: Iterable[tuple[bytes, str]], usage: Usage) -> bytes:
+        return _completion(self._head, texts, usage)
 
 
 def _split(head: Head, index: int, finish_reason: str | None) -> tuple[bytes, bytes]:
@@ -88,26 +135,36 @@ def _split(head: Head, index: int, finish_reason: str | None) -> tuple[bytes, by
     choice = {"index": index, **text, "logprobs": None, "finish_reason": finish_reason}
     if finish_reason:
         choice["stop_reason"] = None
-    before, _, after = _encode({"choices": [choice]}).partition(b'"@"')
+    before, after = split_at_text(_encode({"choices": [choice]}))
     fields = _encode(head.fields(stream=True))[:-1]
-    return b"data: " + fields + b"," + before[1:] + b'"', b'"' + after + b"\n\n"
+    return b"data: " + fields + b"," + before[1:], after + b"\n\n"
+
+
+def split_at_text(event: bytes) -> tuple[bytes, bytes]:
+    """An event around its text, which is `@`."""
+    before, _, after = event.partition(b'"@"')
+    return before + b'"', b'"' + after
 
 
 def _role_choice(index: int) -> dict[str, Any]:
     return {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
 
-def sse(event: dict[str, Any]) -> bytes:
-    """One event as one HTTP chunk."""
-    data = b"data: " + _encode(event) + b"\n\n"
+def in_chunk(data: bytes) -> bytes:
+    """One HTTP chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def usage_event(head: Head, usage: Usage) -> bytes:
+def sse(event: dict[str, Any]) -> bytes:
+    """One event as one HTTP chunk."""
+    return in_chunk(b"data: " + _encode(event) + b"\n\n")
+
+
+def _usage_event(head: Head, usage: Usage) -> bytes:
     return sse({**head.fields(stream=True), "choices": [], "usage": usage.fields()})
 
 
-def completion(head: Head, texts: Iterable[tuple[bytes, str]], usage: Usage) -> bytes:
+def _completion(head: Head, texts: Iterable[tuple[bytes, str]], usage: Usage) -> bytes:
     """A whole JSON answer; `texts`: (text, finish reason) per choice."""
     choices: list[dict[str, Any]] = []
     for index, (text, finish_reason) in enumerate(texts):

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from backends.engine import metrics
+from backends.engine.bodies import Api as ApiName
 from backends.engine.bodies import Call, parse, read_call, read_chat, read_prompts, served_model
+from backends.engine.embeddings import embeddings
 from backends.engine.encoding import to_ids
 from backends.engine.errors import ApiError, as_api_error
 from backends.engine.faults import Fault
+from backends.engine.messages import error_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from concurrent.futures import Executor
 
     from backends.engine.encoding import Encoding
@@ -26,7 +29,13 @@ if TYPE_CHECKING:
 
 VERSION: Final = "0.33.0+simulated"
 _INLINE_BODY_BYTES: Final = 16_384
-_GENERATION: Final = {"/v1/chat/completions": True, "/v1/completions": False}
+_GENERATION: Final[Mapping[str, ApiName]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/messages": "messages",
+    "/v1/responses": "responses",
+}
+_COUNT_TOKENS: Final = "/v1/messages/count_tokens"
 
 
 class Api:
@@ -57,6 +66,8 @@ class Api:
             "/v1/models": {"GET": self._models},
             "/metrics": {"GET": self._metrics},
             "/tokenize": {"POST": self._tokenize},
+            _COUNT_TOKENS: {"POST": self._count_tokens},
+            "/v1/embeddings": {"POST": self._embeddings},
             "/reset_prefix_cache": {"POST": self._reset_prefix_cache},
             "/faults": {"GET": self._list_faults, "POST": self._post_fault},
             **{path: {"POST": self._generate} for path in _GENERATION},
@@ -76,7 +87,8 @@ class Api:
 
     def reject(self, error: ApiError, connection: Connection) -> None:
         headers = [] if error.retry_after_s is None else [("retry-after", str(error.retry_after_s))]
-        connection.respond(error.status, msgspec.json.encode(error.body), headers=headers)
+        body = error_body(error) if connection.path.startswith("/v1/messages") else error.body
+        connection.respond(error.status, msgspec.json.encode(body), headers=headers)
 
     def unpark(self) -> None:
         """The hang is over: answer those who still wait."""
@@ -126,7 +138,7 @@ class Api:
         model = served_model(body, self._served, self._served[0])
         if (priority := request.headers.get("x-vllm-priority")) is not None:
             body.setdefault("priority", _number(priority))
-        call = read_call(body, model, self._encoding, chat=_GENERATION[request.path])
+        call = read_call(body, model, self._encoding, _GENERATION[request.path])
         return call, self._instance().prepare(call)
 
     def _submit(self, call: Call, jobs: list[Job], connection: Connection) -> None:
@@ -160,6 +172,16 @@ class Api:
         prompt = read_chat(body, self._encoding) if "messages" in body else read_prompts(body, self._encoding)[0]
         tokens = to_ids(prompt.ids)
         _json(connection, {"count": len(tokens), "max_model_len": self._options.model_len, "tokens": tokens})
+
+    def _count_tokens(self, request: HttpRequest, connection: Connection) -> None:
+        body = parse(request.body)
+        served_model(body, self._served, self._served[0])
+        _json(connection, {"input_tokens": read_chat(body, self._encoding, "messages").tokens})
+
+    def _embeddings(self, request: HttpRequest, connection: Connection) -> None:
+        body = parse(request.body)
+        model = served_model(body, self._served, self._served[0])
+        connection.respond(200, embeddings(body, model, self._encoding))
 
     def _reset_prefix_cache(self, request: HttpRequest, connection: Connection) -> None:
         _json(connection, {"success": self._instance().core.reset_cache()})

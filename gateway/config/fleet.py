@@ -1,27 +1,25 @@
 """The sections that describe the fleet: models, backends, and which policy routes what."""
 
 import difflib
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, SecretStr
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    SecretStr,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from backends.engine.setups import SETUPS
-from gateway.config.fields import (
-    BackendUrl,
-    Count,
-    ExistingFile,
-    ModelName,
-    Name,
-    Seconds,
-    SecondsOrZero,
-    Secret,
-    SecretFile,
-    Section,
-    fault,
-)
-
-COMMENTED: Final[dict[str, JsonValue]] = {"commented": True}
-"""In full.yaml only as a comment: it would contradict the rest of the example entry."""
+from gateway.config.addresses import BackendUrl
+from gateway.config.fields import COMMENTED, Count, ModelName, Name, Seconds, SecondsOrZero, Section, fault
+from gateway.config.files import CertificateFile, ExistingFile, matching_key
+from gateway.config.secrets import Secret, SecretFile
 
 
 def _setup(value: str) -> str:
@@ -81,10 +79,18 @@ class Backend(Section):
         examples=["${GPU_1_KEY}"],
     )
     api_key_file: SecretFile = Field(default=None, description="The same from a file.", examples=["/run/secrets/gpu-1"])
-    ca_file: ExistingFile | None = Field(
+    ca_file: CertificateFile | None = Field(
         default=None,
         description="CA certificates (PEM) for its https url. Unset: those of the system.",
         examples=["ca.pem"],
+    )
+    cert_file: CertificateFile | None = Field(
+        default=None,
+        description="Certificate (PEM) that the gateway shows to it (mTLS), read again when it changes.",
+        examples=["client.pem"],
+    )
+    key_file: ExistingFile | None = Field(
+        default=None, description="Private key of cert_file (PEM), without a password.", examples=["client.key"]
     )
     tls_verify: bool = Field(default=True, description="false accepts any certificate.")
     capacity_tokens: Count | None = Field(
@@ -98,11 +104,13 @@ class Backend(Section):
     scheduling: Literal["fcfs", "priority"] = Field(
         default="fcfs", description="As the engine runs (vLLM: --scheduling-policy)."
     )
-    setup: Annotated[str, AfterValidator(_setup)] | None = Field(
+    setup: Annotated[str, AfterValidator(_setup), WithJsonSchema({"enum": list(SETUPS)})] | None = Field(
         default=None,
         description=f"Start values of prefill times from a known set-up, before the model's: {', '.join(SETUPS)}.",
         examples=["llama-3.1-8b"],
     )
+
+    _key = field_validator("key_file")(matching_key)
 
     @property
     def credential(self) -> SecretStr | None:
@@ -145,6 +153,13 @@ def _policy(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+class _OrName:
+    """The JSON Schema of what `_policy` takes."""
+
+    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"enum": list(get_args(PolicyName))}, handler(core)]}
+
+
 class Route(Section):
     """Which policy places the requests for which models. The first route that matches counts."""
 
@@ -152,6 +167,6 @@ class Route(Section):
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = Field(
         default=None, description="Models it is for, by name or alias. Unset: all.", examples=[["llama-3.1-8b"]]
     )
-    policy: Annotated[Policy, BeforeValidator(_policy)] = Field(
+    policy: Annotated[Policy, BeforeValidator(_policy), _OrName()] = Field(
         default=Policy(), description="A name, or a name with parameters."
     )

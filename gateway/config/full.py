@@ -6,6 +6,7 @@ python -m gateway.config.full FILE       writes it
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import PydanticUndefined
 
-from gateway.config.fleet import COMMENTED
+from gateway.config.fields import COMMENTED, SHOWN
 from gateway.config.root import Config
 from gateway.config.schema import is_list, section_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pydantic.fields import FieldInfo
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 _WIDTH: Final = 100
 _HEAD: Final = """\
 # Every knob of warmroute with its default. Written by `python -m gateway.config.full` from the models.
-# A config needs none of it but backends. Lines that start with `# key:` show optional knobs that are unset.
+# A config needs none of it but backends. Lines that start with `# key:` show optional knobs that are unset; where
+# nothing follows the colon, the lines below belong to it and lose their first # too.
 # Secrets are read from the environment (${NAME}) or from files; relative files are taken from this file's folder.
 """
 
@@ -37,9 +39,16 @@ def render() -> str:
     for key, info in Config.model_fields.items():
         section = section_of(info.annotation)
         if section is not None:
-            lines += ["", *_comment(info.description or section.__doc__ or "", ""), f"{key}:"]
-            lines += _entry(section) if is_list(info.annotation) else _keys(section, "  ")
+            lines += ["", *_comment(info.description or section.__doc__ or "", "")]
+            body = _entry(section) if is_list(info.annotation) else _keys(section, "  ")
+            lines += _block(key, body, "", as_comment=info.json_schema_extra == COMMENTED)
     return "\n".join(lines) + "\n"
+
+
+def _block(key: str, body: Iterable[str], indent: str, *, as_comment: bool) -> Iterator[str]:
+    """A key and the lines that stand below it, at the same depth whether it is a comment or not."""
+    for line in (f"{indent}{key}:", *body):
+        yield f"{indent}# {line[len(indent) :]}" if as_comment else line
 
 
 def _entry(section: type[Section]) -> Iterator[str]:
@@ -56,8 +65,7 @@ def _keys(section: type[Section], indent: str) -> Iterator[str]:
         below = section_of(info.annotation)
         yield from _comment(info.description or "", indent)
         if below is not None:
-            yield f"{indent}{key}:"
-            yield from _keys(below, f"{indent}  ")
+            yield from _block(key, _keys(below, f"{indent}  "), indent, as_comment=info.default is None)
         else:
             value, optional = _value(info)
             yield f"{indent}{'# ' if optional else ''}{key}: {_scalar(value)}"
@@ -65,8 +73,10 @@ def _keys(section: type[Section], indent: str) -> Iterator[str]:
 
 def _value(info: FieldInfo) -> tuple[Any, bool]:
     """(what to show, whether only as a comment)."""
-    if info.default is None or info.default is PydanticUndefined:
-        return (info.examples or [""])[0], info.default is None
+    if info.default is PydanticUndefined or info.json_schema_extra == SHOWN:
+        return (info.examples or [""])[0], False
+    if info.default is None or (info.default == () and info.examples):
+        return (info.examples or [""])[0], True
     return info.default, info.json_schema_extra == COMMENTED
 
 
@@ -76,8 +86,13 @@ def _scalar(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_scalar, value))}]"
+        return f"[{', '.join(map(_item, value))}]"
     return str(value)
+
+
+def _item(value: Any) -> str:
+    text = _scalar(value)
+    return text if re.fullmatch(r"[\w./*-]+", text) else f'"{text}"'
 
 
 def _comment(text: str, indent: str) -> list[str]:

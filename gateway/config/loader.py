@@ -13,7 +13,7 @@ from gateway.config.fields import Surroundings
 from gateway.config.messages import explain
 from gateway.config.problems import ConfigErrors, Finding, Problem, by_place
 from gateway.config.root import Config
-from gateway.config.rules import RULES, some_backend
+from gateway.config.rules import RULES, no_interpolation, shared_keys, some_backend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,9 @@ def load(path: Path, environ: Mapping[str, str]) -> Config:
         before = error.object[: error.start]
         place = before.count(b"\n") + 1, error.start - before.rfind(b"\n")
         raise ConfigErrors([Problem(str(path), *place, "", "not UTF-8")]) from None
-    return _build(parse(text, str(path)), Surroundings(path.parent, environ), (*RULES, some_backend))
+    config = _build(parse(text, str(path)), Surroundings(path.parent, environ), (*RULES, some_backend))
+    config._source = path
+    return config
 
 
 def loads(
@@ -58,15 +60,23 @@ def _build(document: Document, surroundings: Surroundings, rules: tuple[Rule, ..
     if not isinstance(tree, dict):
         problems.append(document.problem(Finding((), "must be a mapping of sections", "like listen: and backends:")))
         raise ConfigErrors(problems)
+    findings = list(no_interpolation(tree))
+    explained = {finding.location for finding in findings}
     try:
         config = Config.model_validate(tree, context=surroundings)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems += [document.problem(explain(detail, Config)) for detail in details]
-    findings = [finding for rule in rules for finding in rule(tree)]
+        # a list whose only item is wrong counts as empty too
+        explained |= {detail["loc"] for detail in details if detail["type"] == "too_short"} & {
+            detail["loc"][:-1] for detail in details
+        }
+        problems += [document.problem(explain(detail, Config)) for detail in details if detail["loc"] not in explained]
+    findings += [finding for rule in rules for finding in rule(tree)]
+    findings += shared_keys(tree, surroundings)
     problems += [document.problem(finding) for finding in findings if not finding.warning]
     if config is None or problems:
-        raise ConfigErrors(problems)
+        raise ConfigErrors(problems, surroundings.files)
+    config._named_files = tuple(surroundings.files)
     config._warnings = by_place(document.problem(finding) for finding in findings)
     return config
 

@@ -9,6 +9,7 @@ from vocabulary.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 Location: TypeAlias = tuple[str | int, ...]
 """Keys and list positions from the root: `("backends", 2, "url")`."""
@@ -62,6 +63,8 @@ def by_place(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 class ConfigErrors(ConfigError):
     """All problems of one config, sorted by place."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], files: Iterable[Path] = ()) -> None:
+        """`files`: those that the config names, as far as it could be read. Once they are there it may be good."""
         self.problems = by_place(problems)
+        self.files = tuple(files)
         super().__init__("\n".join(map(str, self.problems)))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, get_args
 
 from gateway.config.fields import Section
+from gateway.config.secrets import Secrecy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
 
     from gateway.config.problems import Location
 
@@ -21,6 +24,22 @@ def section_of(annotation: object) -> type[Section] | None:
 
 def is_list(annotation: object) -> bool:
     return getattr(annotation, "__origin__", None) is tuple
+
+
+def secrecy(info: FieldInfo) -> Secrecy | None:
+    """None: the value may be shown."""
+    return next((mark for mark in info.metadata if isinstance(mark, Secrecy)), None)
+
+
+def interpolated(section: type[Section]) -> Iterator[str]:
+    """Keys, anywhere below, whose values come from the environment."""
+    for key, info in section.model_fields.items():
+        below = section_of(info.annotation)
+        mark = secrecy(info)
+        if mark is not None and mark.source == "environment":
+            yield key
+        if below is not None:
+            yield from interpolated(below)
 
 
 def section_at(root: type[Section], location: Location) -> type[Section] | None:

@@ -2,9 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
-from gateway.config.fields import Count, Host, Port, Seconds, SecondsOrZero, Secret, SecretFile, Section, UrlPath
+from gateway.config.access import Tls
+from gateway.config.addresses import CalledHost, Cidr, Host, HostPort, PassedPath, Port, UrlPath
+from gateway.config.fields import Count, Seconds, SecondsOrZero, Section
+from gateway.config.secrets import Secret, SecretFile
 
 
 class Listen(Section):
@@ -14,7 +17,20 @@ class Listen(Section):
     port: Port = Field(default=8000, description="0 takes a free port.")
     allow_unauthenticated: bool = Field(
         default=False,
-        description="Must be true to bind an address other than loopback: anyone who reaches it may use the fleet.",
+        description="Must be true to bind an address other than loopback without keys: anyone who reaches it may use"
+        " the fleet.",
+    )
+    tls: Tls | None = Field(default=None, description="Serve https.")
+    trusted_proxies: tuple[Cidr, ...] = Field(
+        default=(),
+        description="Networks of proxies whose forwarded and x-forwarded-* headers are believed and passed on. Those of"
+        " others are removed.",
+        examples=[["10.0.0.0/8"]],
+    )
+    paths: tuple[PassedPath, ...] = Field(
+        default=(),
+        description="Further /v1 paths that backends may be asked for, by load alone; a * at the end takes all below.",
+        examples=[["/v1/pooling", "/v1/images/*"]],
     )
     keep_alive_s: Seconds = Field(
         default=75.0,
@@ -23,6 +39,27 @@ class Listen(Section):
     max_body_mb: Annotated[float, Field(gt=0, le=4096)] = Field(
         default=64.0,
         description="Larger request bodies are refused with 413, while they are read (1 MB = 1,000,000 bytes).",
+    )
+    max_buffered_mb: Annotated[float, Field(gt=0, le=1_000_000)] = Field(
+        default=1024.0,
+        description="Request bodies in memory, of all connections together; a request beyond is refused with 503.",
+    )
+    max_header_kb: Annotated[float, Field(ge=1, le=1024)] = Field(
+        default=64.0, description="Larger request heads are refused with 431."
+    )
+    max_connections: Count | None = Field(
+        default=None,
+        description="Further ones get 503 and are closed. Unset: as many as the limit of open files has room for.",
+        examples=[10_000],
+    )
+    header_timeout_s: Seconds = Field(
+        default=10.0, description="A request head must be complete this long after its first byte, or after connecting."
+    )
+    body_timeout_s: Seconds = Field(
+        default=30.0, description="Longest pause of a client in the middle of its request body."
+    )
+    write_timeout_s: Seconds = Field(
+        default=60.0, description="A client that takes no byte of its answer for this long is cut off."
     )
     drain_delay_s: SecondsOrZero = Field(
         default=5.0,
@@ -36,12 +73,39 @@ class Listen(Section):
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * 1_000_000)
 
+    @property
+    def max_buffered_bytes(self) -> int:
+        return int(self.max_buffered_mb * 1_000_000)
+
 
 class Admin(Section):
     """Metrics and the admin API."""
 
-    host: Host = Field(default="127.0.0.1", description="A loopback address.")
+    host: Host = Field(default="127.0.0.1", description="Any other than a loopback address needs a token.")
     port: Port = Field(default=8001, description="0 takes a free port.")
+    token: Secret = Field(
+        default=None,
+        description="Bearer token for everything but /livez and /readyz. Unset: loopback callers need none.",
+        examples=["${WARMROUTE_ADMIN_TOKEN}"],
+    )
+    token_file: SecretFile = Field(
+        default=None, description="The same from a file.", examples=["/run/secrets/warmroute-admin"]
+    )
+    hosts: tuple[CalledHost, ...] = Field(
+        default=(),
+        description="Names by which it may be called, besides its address and the loopback ones. Others are refused.",
+        examples=[["gateway.internal"]],
+    )
+    metrics_bind: HostPort | None = Field(
+        default=None,
+        description="A further address that serves /metrics, without token, and nothing else.",
+        examples=["0.0.0.0:9100"],
+    )
+    tls: Tls | None = Field(default=None, description="Serve https here too.")
+
+    @property
+    def credential(self) -> SecretStr | None:
+        return self.token or self.token_file
 
 
 class Store(Section):
@@ -120,6 +184,15 @@ class Health(Section):
         default=10.0, description="Ejected for this long; then one request is let through as a trial."
     )
     metrics_interval_s: Seconds = Field(default=2.0, description="Time between two readings of a backend's /metrics.")
+    slow_start_s: SecondsOrZero = Field(
+        default=20.0,
+        description="A new or returned backend gets its full share of new sessions only after this. 0: at once.",
+    )
+    fail_open: bool = Field(
+        default=False,
+        description="true: when probes or failures have taken out every backend of a model, requests are sent all the"
+        " same. false: they are refused with 503.",
+    )
 
 
 class Telemetry(Section):

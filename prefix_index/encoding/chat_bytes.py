@@ -28,7 +28,23 @@ _FIELDS: Final = (
     "refusal",
 )
 _FIELD_ENDS: Final = 2
+_CONTENTS: Final = ("content", "output")
+"""Fields of a part that hold parts."""
 _TEXT_TYPES: Final = frozenset({"text", "input_text", "output_text"})
+_TOLD_TYPES: Final = frozenset(
+    {
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    }
+)
+"""Parts and items of other APIs that a model reads as text: by far the most of what agents send."""
+
 _LONGEST_PART_BYTES: Final = 256
 """A longer part (a data URL, base64 audio) enters as its digest; a plain URL fits and enters as text."""
 
@@ -77,6 +93,8 @@ def _message(message: Any) -> bytes | None:
 
 def _pieces(message: dict[str, Any]) -> list[bytes]:
     role = message.get("role", "")
+    if not role and is_told(message):  # an item of the Responses API
+        return [_part(message), _NUL]
     pieces = [
         _text(role) if isinstance(role, str) else _PART + dump(role),
         _NUL,
@@ -124,7 +142,24 @@ def _part(part: Any) -> bytes:
     text = part_text(part)
     if text is not None:
         return _text(text)
+    if is_told(part):
+        return _told(part)
     return _PART + part_digest(part) + _PART
+
+
+def is_told(part: Any) -> bool:
+    """A call of a tool, its result, or a thought: JSON that the model reads as text."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    return isinstance(kind, str) and kind in _TOLD_TYPES
+
+
+def _told(part: dict[str, Any]) -> bytes:
+    rest = {name: value for name, value in part.items() if name not in ("cache_control", *_CONTENTS)}
+    pieces = [_PART, dump(rest)]
+    for name in _CONTENTS:
+        if (content := part.get(name)) is not None:
+            pieces += (_FIELD, content_bytes(content), _FIELD)
+    return b"".join((*pieces, _PART))
 
 
 def _text(text: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from prefix_index.encoding.as_chat import as_chat, tool_as_chat
 from prefix_index.encoding.chat_bytes import part_digest, part_text
 from prefix_index.encoding.json_text import load
 
@@ -20,14 +21,14 @@ def template_messages(raw: bytes, as_parts: bool) -> list[dict[str, Any]] | None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         return None
     try:
-        return [_message(message, as_parts) for message in messages]
+        return [_message(message, as_parts) for message in as_chat(messages)]
     except RecursionError:
         return None
 
 
 def template_tools(raw: bytes | None) -> list[Any] | None:
     tools = load(raw) if raw else None
-    return tools if isinstance(tools, list) and tools else None
+    return [tool_as_chat(tool) for tool in tools] if isinstance(tools, list) and tools else None
 
 
 def template_arguments(raw: bytes | None) -> dict[str, Any] | None:

@@ -3,7 +3,9 @@
     bound = max(floor, ceil(1.25 * (requests in flight on all + 1) / n)) of requests on one backend
 
 The key is the session, else the head of the prompt; without either the least loaded takes it. The backend's name is
-hashed, not its place or its instance: adding one of n moves 1/n of the sessions, and a restart moves none.
+hashed, not its place or its instance: adding one of n moves 1/n of the sessions, and a restart moves none. A session
+that a full owner has passed on stays where it is until its owner is no busier than the mean: between there and the
+bound it would change places with every request that ends (O51).
 
 Source: Thaler and Ravishankar, Using Name-Based Mappings to Increase Hit Rates (1998); Mirrokni et al., Consistent
 Hashing with Bounded Loads (2016); 1.25 as KubeAI and the vLLM router have it. Prevents: load-blind pins that drown
@@ -46,9 +48,16 @@ class SessionHash:
         key = facts.session or facts.head_key
         if not key:
             return draw(equals(loads), state.rng)
-        bound = max(self._floor, math.ceil(self._factor * (sum(loads) + 1) / len(loads)))
+        total = sum(loads)
+        bound = max(self._floor, math.ceil(self._factor * (total + 1) / len(loads)))
         open_ = [i for i, load in enumerate(loads) if load < bound] or equals(loads)
-        return min(open_, key=lambda i: distance(key, eligible[i].backend))
+        distances = [distance(key, candidate.backend) for candidate in eligible]
+        owner = min(range(len(eligible)), key=distances.__getitem__)
+        if facts.home is not None and loads[owner] * len(loads) > total:
+            for i in open_:
+                if eligible[i].instance == facts.home:
+                    return i
+        return min(open_, key=distances.__getitem__)
 
     def terms(self, facts: Facts, candidate: Candidate) -> Mapping[str, float]:
         """Only the distance: whether the bound passed a backend over shows in the candidates' `in_flight`."""

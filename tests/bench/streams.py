@@ -47,7 +47,7 @@ async def _run() -> list[dict[str, Any]]:
         loop = asyncio.get_running_loop()
         with contextlib.ExitStack() as stack:
             # the upstream, which the gateway probes at its start, needs this loop meanwhile
-            pid = await loop.run_in_executor(None, stack.enter_context, _gateway(config, port))
+            pid = await loop.run_in_executor(None, stack.enter_context, gateway_process(config, port))
             try:
                 return await _measure(port, process_tree(pid))
             finally:
@@ -55,7 +55,7 @@ async def _run() -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _gateway(config: dict[str, Any], port: int) -> Iterator[int]:
+def gateway_process(config: dict[str, Any], port: int) -> Iterator[int]:
     """Its process id, once it is ready."""
     with tempfile.TemporaryDirectory(prefix="streams-") as folder:
         path, log = Path(folder) / "warmroute.yaml", Path(folder) / "gateway.log"

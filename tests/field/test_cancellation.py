@@ -121,7 +121,11 @@ async def test_o04_no_abort_leaks_a_load_count() -> None:
             await release.wait()
             await answer(served)
 
-    async with ScriptedUpstream(script) as a, ScriptedUpstream(script) as b, running_gateway([a.url, b.url]) as gw:
+    async with (
+        ScriptedUpstream(script) as a,
+        ScriptedUpstream(script) as b,
+        running_gateway([a.url, b.url], health={"slow_start_s": 0}) as gw,
+    ):
         for _ in range(8):
             clients = [await gw.connect() for _ in range(50)]
             before = len(a.requests) + len(b.requests)

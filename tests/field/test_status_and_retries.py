@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
@@ -11,6 +12,12 @@ import pytest
 from tests.field.test_cancellation import metric
 from tests.support.gateway import chat, running_gateway
 from tests.support.upstream import DONE, SSE_HEAD, ScriptedUpstream, Served, answer, chunk, token
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.prepare import Prepared
+    from routing import Candidate, Decision
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -29,7 +36,7 @@ async def test_o08_backend_error_passes_as_it_is(stream: bool, status: int) -> N
         assert await response.read() == body
         assert len(upstream.requests) == 1
         assert (await client.ask(chat())).status == status, "the connection stays usable"
-        assert next(iter(gw.gateway.registry)).health.admits(0, gw.gateway.clock())
+        assert next(iter(gw.gateway.registry)).health.admits(gw.gateway.clock())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -195,4 +202,39 @@ async def test_o16_a_503_passes_when_no_other_backend_is_left() -> None:
             assert (response.status, response.header("retry-after")) == (503, "7")
             assert (await response.error())["message"] == "busy"
         assert len(a.requests) == len(b.requests) == 1
+        gw.assert_at_rest()
+
+
+@pytest.mark.parametrize("how", ["status", "reset", "connect"])
+async def test_a_fault_of_ours_in_a_second_attempt_is_an_answer_and_no_silence(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def script(served: Served) -> None:
+        if how == "reset":
+            served.reset()
+        else:
+            await served.respond({}, 503)
+
+    async with (
+        ScriptedUpstream(script) as a,
+        ScriptedUpstream(script) as b,
+        running_gateway([a.url, b.url], health={"interval_s": 600}) as gw,
+        gw.client() as client,
+    ):
+        router = gw.gateway.router
+        decide = router.decide
+
+        def broken(prepared: Prepared, attempt: int, candidates: Sequence[Candidate]) -> Decision:
+            if attempt:
+                raise RuntimeError("a fault")
+            return decide(prepared, attempt, candidates)
+
+        monkeypatch.setattr(router, "decide", broken)
+        if how == "connect":
+            await a.shut()
+            await b.shut()
+        response = await client.ask(chat(stream=True))
+        assert (response.status, (await response.error())["code"]) == (500, "internal_error")
+        monkeypatch.undo()
+        assert (await client.ask(b"", path="/livez", method="GET")).status == 200
         gw.assert_at_rest()

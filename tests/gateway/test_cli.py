@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-COMMANDS = ["serve", "check", "demo", "status", "explain", "engine"]
+COMMANDS = ["serve", "check", "demo", "status", "explain", "engine", "drain", "flush"]
 
 
 def invoke(*arguments: str, stdin: bytes | None = None) -> tuple[int, str, str]:
@@ -60,6 +60,10 @@ def test_version() -> None:
         ("explain", "/no/such/file"),
         ("explain", "-", "--header", "no colon"),
         ("status", "extra"),
+        ("drain",),
+        ("drain", "a", "--undo", "--wait"),
+        ("drain", "a", "--timeout", "-1"),
+        ("flush", "a", "b"),
         ("engine", "--port", "x"),
     ],
 )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gateway.headers import (
     ResponseLines,
-    error_body,
-    error_event,
+    credential_lines,
     response_head,
     trailer_lines,
     upstream_header_lines,
 )
-from vocabulary.errors import ModelMissing, UpstreamTruncated
 
 if TYPE_CHECKING:
     from backends.transport import Headers
@@ -59,10 +56,71 @@ def test_request_headers_pass_in_order() -> None:
         b"x-request-id",
         b"x-warmroute-backend",
         b"x-warmroute-anything",
+        b"x-data-parallel-rank",
+        b"x-dp-rank",
+        b"x-prefill-dp-rank",
+        b"x-worker-instance-id",
+        b"x-dynamo-worker-instance-id",
+        b"x-prefill-instance-id",
+        b"x-gateway-destination-endpoint",
+        b"x-gateway-destination-endpoint-subset",
+        b"x-gateway-model-name-rewrite",
+        b"x-llm-d-model-name-rewrite",
+        b"x-prefiller-host-port",
+        b"x-encoder-hosts-ports",
+        b"x-session-token",
+        b"x-smg-routing-key",
+        b"x-smg-target-worker",
+        b"x-vllm-priority",
+        b"forwarded",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-anything",
+        b"x-real-ip",
+        b"x_warmroute_backend",
+        b"x_api_key",
+        b"x-api_key",
+        b"transfer_encoding",
+        b"content_length",
+        b"x_data_parallel_rank",
+        b"x_smg-routing_key",
+        b"x_forwarded_for",
+        b"x_real_ip",
     ],
 )
 def test_what_never_reaches_a_backend(name: bytes) -> None:
     assert upstream((name, b"from the client")) == []
+
+
+def test_a_believed_proxys_word_passes_and_the_proxy_is_added() -> None:
+    headers = [
+        (b"x-forwarded-for", b"192.0.2.1"),
+        (b"x-forwarded-proto", b"https"),
+        (b"x-forwarded-for", b"192.0.2.2, 192.0.2.3"),
+        (b"x-real-ip", b"192.0.2.1"),
+        (b"forwarded", b"for=192.0.2.1"),
+        (b"x_forwarded_for", b"198.51.100.1"),
+        (b"x_real_ip", b"198.51.100.1"),
+        (b"x-warmroute-class", b"batch"),
+    ]
+    assert upstream_header_lines(headers, b"10.0.0.1") == (
+        b"x-forwarded-proto: https\r\n"
+        b"x-real-ip: 192.0.2.1\r\n"
+        b"forwarded: for=192.0.2.1\r\n"
+        b"x-forwarded-for: 192.0.2.1, 192.0.2.2, 192.0.2.3, 10.0.0.1\r\n"
+    )
+    assert upstream_header_lines([], b"10.0.0.1") == b"x-forwarded-for: 10.0.0.1\r\n"
+    assert upstream_header_lines([(b"connection", b"x-a"), (b"x-a", b"1")], b"::1") == b"x-forwarded-for: ::1\r\n"
+
+
+def test_names_that_only_resemble_others_pass() -> None:
+    names = (b"x_custom", b"x-forwarded", b"x-warmroute", b"x-smg", b"x-data-parallel-ranks", b"my-authorization")
+    assert upstream(*((name, b"1") for name in names)) == [(name, b"1") for name in names]
+
+
+def test_credentials_as_lines() -> None:
+    headers = [(b"x-api-key", b"k"), (b"cookie", b"c"), (b"authorization", b"Bearer b"), (b"api-key", b"a")]
+    assert credential_lines(headers) == b"x-api-key: k\r\nauthorization: Bearer b\r\n"
 
 
 @pytest.mark.parametrize(
@@ -100,6 +158,7 @@ def test_framing_hop_by_hop_and_internal_names_of_a_response_do_not_pass() -> No
         b"Connection",
         b"Keep-Alive",
         b"X-Warmroute-Backend",
+        b"X_Warmroute_Decision",
         b"X-Request-Id",
     ]
     assert head([(name, b"close") for name in names]) == [b"HTTP/1.1 200 OK", b"x-own: 1", b"content-length: 0"]
@@ -129,24 +188,6 @@ def test_status_lines(status: int, line: bytes) -> None:
 
 def test_trailers_pass_as_headers_do() -> None:
     assert trailer_lines([(b"X-T", b"1"), (b"Content-Length", b"5"), (b"X-Warmroute-A", b"2")]) == b"X-T: 1\r\n"
-
-
-def test_errors_in_both_forms() -> None:
-    body = json.loads(error_body(ModelMissing('say "model"\n', param="model")))
-    assert body == {
-        "error": {
-            "message": 'say "model"\n',
-            "type": "invalid_request_error",
-            "param": "model",
-            "code": "model_missing",
-        }
-    }
-    event = error_event(UpstreamTruncated("cut\n\nshort"))
-    assert event.startswith(b"data: ")
-    assert event.endswith(b"\n\n")
-    assert event.count(b"\n") == 2, "one event, whatever the text"
-    error = json.loads(event[6:])["error"]
-    assert error == {"message": "cut\n\nshort", "type": "upstream_error", "code": "upstream_truncated"}
 
 
 def test_response_lines_are_written_anew_when_anything_differs() -> None:

@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.instruments import CounterFamily, Histogram
-from gateway.metrics import CONTENT_TYPE, ERROR_KINDS, MAX_MODELS, NO_BACKEND, BackendReading, Metrics, Reading
+from gateway.metrics import CONTENT_TYPE, ERROR_KINDS, MAX_MODELS, NO_BACKEND, Metrics
+from gateway.readings import BackendReading, Reading
 from vocabulary import Kind, Trust
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -57,12 +58,22 @@ def test_every_metric_has_its_name_type_and_help(metrics: Metrics) -> None:
         "retries": "counter",
         "index_blocks": "gauge",
         "index_entries": "gauge",
+        "discovery_backends": "gauge",
+        "discovery_errors": "counter",
         "index_evicted": "counter",
         "index_trust": "gauge",
         "sessions": "gauge",
+        "connections": "gauge",
+        "connections_closed": "counter",
+        "request_bytes_buffered": "gauge",
         "decision_seconds": "histogram",
         "backend_up": "gauge",
+        "backend_draining": "gauge",
         "encode_fallback": "counter",
+        "unauthenticated": "counter",
+        "tenant_requests": "counter",
+        "tenant_inflight": "gauge",
+        "jwks_failures": "counter",
         "config_info": "gauge",
     }
     assert all(family.documentation for family in families.values())

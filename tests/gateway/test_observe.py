@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.response import ResponseReader
-from gateway.observe import Blind, JsonObserver, StreamObserver, observer_for
+from gateway.dialects.openai import ChatStream, read_answer
+from gateway.observe import JsonObserver, data_lines
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 64}}
 PLAIN = {"choices": [{"index": 0, "delta": {"content": "é🙂"}}], "usage": None}
@@ -19,8 +19,8 @@ def sse(*payloads: Any, end: bytes = b"\n") -> bytes:
     return b"".join(b"data: " + line + end + end for line in lines)
 
 
-def observed(*pieces: bytes) -> StreamObserver:
-    observer = StreamObserver()
+def observed(*pieces: bytes) -> ChatStream:
+    observer = ChatStream()
     for piece in pieces:
         observer.feed(piece)
     observer.finish()
@@ -58,10 +58,10 @@ def test_o18_one_byte_at_a_time(end: bytes) -> None:
 def test_a_half_sent_event_is_no_boundary(end: bytes) -> None:
     stream = sse(PLAIN, end=end)
     for cut in range(1, len(stream)):
-        observer = StreamObserver()
+        observer = ChatStream()
         observer.feed(stream + stream[:cut])
         assert not observer.at_boundary, cut
-    observer = StreamObserver()
+    observer = ChatStream()
     assert observer.at_boundary
     observer.feed(stream)
     assert observer.at_boundary
@@ -125,7 +125,7 @@ def test_comments_names_and_ids_are_passed_over() -> None:
 
 
 def test_an_event_without_end_is_not_kept_without_bound() -> None:
-    observer = StreamObserver()
+    observer = ChatStream()
     observer.feed(b"data: ")
     for _ in range(64):
         observer.feed(b"x" * 65_536)
@@ -137,7 +137,7 @@ def test_an_event_without_end_is_not_kept_without_bound() -> None:
 
 
 def whole(body: Any, cut: int = 1) -> JsonObserver:
-    observer = JsonObserver()
+    observer = JsonObserver(read_answer)
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     observer.feed(raw[:cut])
     observer.feed(raw[cut:])
@@ -159,7 +159,7 @@ def test_an_answer_that_is_no_json_object_has_no_usage(raw: bytes) -> None:
 
 
 def test_a_huge_answer_is_passed_over() -> None:
-    observer = JsonObserver()
+    observer = JsonObserver(read_answer)
     for _ in range(9):
         observer.feed(b" " * (1 << 20))
     assert not observer._parts
@@ -168,29 +168,15 @@ def test_a_huge_answer_is_passed_over() -> None:
     assert observer.usage is None
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "kind"),
-    [
-        (200, {"content-type": "text/event-stream"}, StreamObserver),
-        (200, {"Content-Type": "text/event-stream; charset=utf-8"}, StreamObserver),
-        (200, {"content-type": "application/json"}, JsonObserver),
-        (200, {"content-type": "application/json", "content-encoding": "identity"}, JsonObserver),
-        (400, {"content-type": "application/json"}, Blind),
-        (200, {"content-type": "application/json", "Content-Encoding": "gzip"}, Blind),
-        (200, {"content-type": "text/event-stream", "content-encoding": "zstd"}, Blind),
-        (200, {"content-type": "text/html"}, Blind),
-        (200, {}, Blind),
-    ],
-)
-def test_what_is_observed_how(status: int, headers: dict[str, str], kind: type) -> None:
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    reader = ResponseReader()
-    reader.feed(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n{lines}\r\n".encode())
-    head = reader.take_head()
-    assert head is not None
-    observer = observer_for(head)
-    assert type(observer) is kind
-    if kind is Blind:
-        observer.feed(b"data: x\n\n")
+def test_a_shorter_bound() -> None:
+    raw = json.dumps({"usage": USAGE}).encode()
+    for bound, seen in ((len(raw), True), (len(raw) - 1, False)):
+        observer = JsonObserver(read_answer, bound)
+        observer.feed(raw)
         observer.finish()
-        assert (observer.usage, observer.chunks, observer.done) == (None, 0, True)
+        assert (observer.usage is not None) is seen
+
+
+def test_lines_with_a_mark() -> None:
+    events = b"event: x\r\ndata: 1 z\r\n\r\ndata:2 z\n\ndata: b\n\n: data: z\nid: z\n"
+    assert list(data_lines(events, b"z")) == [b" 1 z", b"2 z"]

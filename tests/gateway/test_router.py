@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
 from backends.health import State
+from gateway.explain import explain
 from gateway.observe import Usage
-from gateway.router import Placement, explain
 from tests.support.fleet import Fleet
 from vocabulary import Kind
 from vocabulary.errors import InvalidJson, ModelNotFound, NoBackendAvailable, UpstreamReset
@@ -18,6 +17,7 @@ from vocabulary.errors import InvalidJson, ModelNotFound, NoBackendAvailable, Up
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gateway.placement import Placement
     from gateway.prepare import Prepared
 
 
@@ -33,10 +33,7 @@ def chat(text: str = "hello ", repeat: int = 200, **fields: Any) -> bytes:
 
 
 def usage(prompt_tokens: int, cached_tokens: int | None = None, completion_tokens: int = 5) -> Usage:
-    body: dict[str, Any] = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
-    if cached_tokens is not None:
-        body["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
-    return msgspec.convert(body, Usage)
+    return Usage(prompt_tokens, completion_tokens, cached_tokens)
 
 
 def serve(fleet: Fleet, prepared: Prepared, prompt_tokens: int | None = None, cached: int | None = None) -> Placement:
@@ -372,3 +369,57 @@ def test_explain_says_why_nothing_or_a_guess_was_chosen(fleet: Fleet) -> None:
     record = explain(fleet.router, fleet.prepare(chat()), fleet.now_s)
     assert (record["kind"], record["backend"]) == (None, None)
     json.dumps(record)
+
+
+def test_what_goes_by_load_touches_no_session_and_teaches_nothing() -> None:
+    with Fleet() as fleet:
+        backend = fleet.add("a")
+        fleet.add("b")
+        body = json.dumps({"model": "m", "input": "text " * 1000, "stream": True}).encode()
+        prepared = fleet.prepare(body, [(b"x-session-id", b"s")], route="embeddings")
+        assert (prepared.session, prepared.lineage, prepared.keys, prepared.units) == (None, False, b"", 0)
+        assert prepared.prompt_tokens == len(body) / 4
+        placement = fleet.router.place(prepared)
+        assert placement.decision.kind is Kind.LOAD
+        fleet.router.first_token(placement, fleet.now_s + 5.0)
+        fleet.router.settle(placement, usage(9000, 5), 0)
+        assert fleet.index.stats().blocks == 0
+        assert fleet.sessions.stats().sessions == 0
+        assert fleet.state(backend).fit.samples == 0
+        assert fleet.ratios.ratio("m") == 4.0
+
+
+def test_an_unread_prompt_teaches_no_speed() -> None:
+    with Fleet() as fleet:
+        backend = fleet.add("a")
+        prepared = fleet.prepare(json.dumps({"model": "m", "messages": "odd", "stream": True}).encode())
+        fleet.router.first_token(fleet.router.place(prepared), fleet.now_s + 5.0)
+        assert fleet.state(backend).fit.samples == 0
+
+
+def test_a_request_that_is_tied_goes_nowhere_else() -> None:
+    with Fleet() as fleet:
+        backends = [fleet.add(name) for name in "abc"]
+        for backend in backends:
+            prepared = fleet.prepare(chat())
+            prepared.tied_to = backend.instance.id
+            placement = fleet.router.place(prepared)
+            assert placement.lease.instance is backend.instance
+            assert placement.decision.kind is Kind.FORCED
+            with pytest.raises(NoBackendAvailable):
+                fleet.router.place(prepared, 1, {backend.instance.id})
+        gone = fleet.prepare(chat())
+        gone.tied_to = backends[0].instance.id
+        fleet.registry.restart(backends[0])
+        assert len(fleet.router.candidates(gone, (), fleet.now_s)) == 3
+
+
+def test_without_a_model_any_backend_will_do() -> None:
+    with Fleet() as fleet:
+        fleet.add("a", models=("m",))
+        fleet.add("b", models=("n",))
+        fleet.endpoints.apply(["/v1/files"])
+        prepared = fleet.prepare(b"", route="files")
+        assert [each.backend for each in fleet.router.candidates(prepared, (), fleet.now_s)] == ["a", "b"]
+        named = fleet.prepare(b'{"model": "n"}', route="files")
+        assert [each.backend for each in fleet.router.candidates(named, (), fleet.now_s)] == ["b"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.router import explain
+from gateway.explain import explain
 from gateway.tables import explain_table, status_table
 from tests.support.fleet import Fleet
 
@@ -72,6 +72,23 @@ def test_status_table_says_when_it_is_not_ready(ready: bool, draining: bool, wor
     assert f": {word}, " in written(status_table, {**STATUS, "ready": ready, "draining": draining})[0]
 
 
+def test_status_table_tells_of_a_refused_config_and_of_discovery_first() -> None:
+    reload = {"problems": ["w.yaml:3:10: backends[0].url: no"], "restart_needed": ["store.url", "listen.port"]}
+    source = {"name": "pool", "kind": "dns", "found": 3, "ready": 2, "answer_age_s": 4.2, "refused": {"x": "why"}}
+    silent = {**source, "name": "quiet", "answer_age_s": None, "refused": {}, "last_error": "NoAnswer"}
+    shown = {**STATUS, "reload": reload, "discovery": [{**source, "last_error": None}, silent]}
+    lines = written(status_table, shown)
+    assert lines[1:4] == [
+        "the config on disk was refused, an older one runs:",
+        "  w.yaml:3:10: backends[0].url: no",
+        "waits for a restart: store.url, listen.port",
+    ]
+    assert lines[-3:-1] == [
+        "discovery pool (dns): 3 found, 2 ready, answered 4 s ago, 1 refused",
+        "discovery quiet (dns): 3 found, 2 ready, no answer yet, last error NoAnswer",
+    ]
+
+
 def body(text: str = "hello " * 300) -> bytes:
     return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
 
@@ -112,3 +129,16 @@ def test_names_with_brackets_are_no_markup() -> None:
         request = json.dumps({"model": "[/m]", "messages": []}).encode()
         record = explain(fleet.router, fleet.prepare(request), fleet.now_s)
         assert "model [/m]" in written(explain_table, record)[0]
+
+
+@pytest.mark.parametrize(
+    ("reasons", "empty", "shown"),
+    [
+        ([], False, "up"),
+        (["admin"], False, "up, draining (admin)"),
+        (["admin", "config"], True, "up, drained (admin+config)"),
+    ],
+)
+def test_status_table_says_who_rests(reasons: list[str], empty: bool, shown: str) -> None:
+    backends = [{**STATUS["backends"][0], "draining": reasons, "empty": empty}]
+    assert f"  {shown}  " in written(status_table, {**STATUS, "backends": backends})[2]

@@ -93,7 +93,7 @@ async def test_many_pipelined_requests_are_not_read_without_bound() -> None:
         for _ in range(2000):
             client.writer.write(one)
         await upstream.until(lambda u: len(u.requests) == 1)
-        connection = next(iter(gw.gateway.connections))
+        connection = gw.connections[0]
         before = -1
         while before != len(connection.pipeline):
             before = len(connection.pipeline)
@@ -290,7 +290,7 @@ async def test_other_methods_on_hot_paths_are_405(method: str) -> None:
 
 async def test_unknown_paths_are_a_json_404_and_the_connection_works_on() -> None:
     async with ScriptedUpstream(echo) as upstream, running_gateway([upstream.url]) as gw, gw.client() as client:
-        for path, method in (("/", "GET"), ("/v1/embeddings", "POST"), ("/v1/%FF", "GET"), ("/v2?x=1", "POST")):
+        for path, method in (("/", "GET"), ("/v1/nothing", "POST"), ("/v1/%FF", "GET"), ("/v2?x=1", "POST")):
             response = await client.ask(b"{}", path=path, method=method)
             assert response.status == 404
             assert (await response.error())["code"] == "not_found"
@@ -369,7 +369,6 @@ AMBIGUOUS = {
     "obs-fold": HEAD + b"x-a: 1\r\n folded: 2\r\n" + CL + b"\r\n" + GOOD,
     "space before colon": HEAD + b"transfer-encoding : chunked\r\n" + CL + b"\r\n" + GOOD,
     "coding after chunked": HEAD + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
-    "unknown coding": HEAD + b"transfer-encoding: xchunked\r\n\r\n" + GOOD,
     "NUL in a header": HEAD + b"x-a: a\0b\r\n" + CL + b"\r\n" + GOOD,
     "CR in a header": HEAD + b"x-a: a\rb\r\n" + CL + b"\r\n" + GOOD,
     "header without a name": HEAD + b": x\r\n" + CL + b"\r\n" + GOOD,
@@ -608,7 +607,7 @@ async def test_a_client_that_pipelines_but_does_not_read_is_not_answered_without
 
     async with ScriptedUpstream(script) as upstream, running_gateway([upstream.url]) as gw:
         # small buffers in the kernel: what it cannot take shows in ours
-        gw.process._traffic_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        gw.process._traffic.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
         client = await gw.connect()
         client.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -617,7 +616,7 @@ async def test_a_client_that_pipelines_but_does_not_read_is_not_answered_without
         connection = None
         async with asyncio.timeout(10):
             while connection is None:
-                connection = next(iter(gw.gateway.connections), None)
+                connection = next(iter(gw.connections), None)
                 await asyncio.sleep(0)
         transport = connection.transport
         buffered = 0

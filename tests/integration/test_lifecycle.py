@@ -16,6 +16,7 @@ from tests.support.upstream import DONE, SSE_HEAD, ScriptedUpstream, Served, ans
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.gateway import Response
 
 LOCAL = {"host": "localhost"}
 """The admin port answers to nothing else."""
@@ -191,6 +192,10 @@ async def test_a_log_that_nobody_reads_any_more_fails_no_request(tmp_path: Path)
             assert await process.ended() == 0
 
 
+async def all_of(response: Response) -> str:
+    return str(response.headers) + (await response.read()).decode()
+
+
 CANARIES = {
     "prompt": "canary-prompt-9071",
     "key": "canary-key-9072",
@@ -204,7 +209,7 @@ CANARIES = {
 }
 
 
-async def test_debug_logs_are_json_lines_without_content_or_credentials(tmp_path: Path) -> None:
+async def test_o72_no_content_and_no_credential_in_debug_logs_errors_metrics_or_status(tmp_path: Path) -> None:
     canary = CANARIES
 
     async def script(served: Served) -> None:
@@ -241,20 +246,25 @@ async def test_debug_logs_are_json_lines_without_content_or_credentials(tmp_path
         async with command("serve", "-c", config, env=secrets) as process:
             listening = await process.event("listening")
             url, admin = listening["traffic"], listening["admin"]
+            shown = ""
             for text in ("plain", "reset", "garbage", "truncated", "error"):
                 async with client_of(url) as client:
                     body = chat(f"{canary['prompt']} {text}", stream=True, user=canary["session"])
                     path = f"/v1/chat/completions?x={canary['query']}"
-                    await (await client.ask(body, headers=headers, path=path)).read()
+                    response = await client.ask(body, headers=headers, path=path)
+                    shown += str(response.headers)
+                    answered = (await response.read()).decode()
+                    shown += answered.replace(canary["answer"], "")  # the backend's own words
             async with client_of(url) as client:
-                await (await client.ask(chat(model=canary["model"]), headers=headers)).read()
+                shown += await all_of(await client.ask(chat(model=canary["model"]), headers=headers))
             async with client_of(url) as client:
-                await (await client.ask(b'{"' + canary["prompt"].encode(), headers=headers)).read()
+                shown += await all_of(await client.ask(b'{"' + canary["prompt"].encode(), headers=headers))
             async with client_of(url) as client:
                 client.writer.write(canary["prompt"].encode() + b"\r\n\r\n")
-                await (await client.receive()).read()
+                shown += await all_of(await client.receive())
             async with client_of(url) as client:
-                await (await client.ask(b"{}", path=f"/{canary['query']}", headers=headers)).read()
+                shown += await all_of(await client.ask(b"{}", path=f"/{canary['query']}", headers=headers))
+            assert shown.count('"error"') >= 7, "the errors were forced"
             async with client_of(url) as client:
                 await client.send(chat(canary["prompt"] * 100_000), headers=headers)
                 client.reset()
@@ -262,7 +272,7 @@ async def test_debug_logs_are_json_lines_without_content_or_credentials(tmp_path
                 sent = {**headers, **LOCAL}
                 explained = await client.ask(chat(canary["prompt"]), path="/admin/v1/explain", headers=sent)
                 assert explained.status == 200
-                shown = (await explained.read()).decode()
+                shown += (await explained.read()).decode()
             async with client_of(admin) as client:
                 shown += (await (await client.ask(b"", path="/metrics", method="GET", headers=LOCAL)).read()).decode()
             async with client_of(admin) as client:

@@ -133,7 +133,7 @@ async def test_400_aborts_leave_nothing_and_disturb_nobody(phase: str) -> None:
         await eventually(lambda: upstream.open == 100, lambda: upstream.open)
         if phase == "paused reader":
             # small kernel buffers between gateway and client: its own are to fill, not 4 MB of the kernel's first
-            gw.process._traffic_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+            gw.process._traffic.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         leaving = await clients_of(gw, ABORTS, 4096 if phase == "paused reader" else None)
         for number, client in enumerate(leaving):
             match phase:
@@ -165,7 +165,7 @@ async def test_400_aborts_leave_nothing_and_disturb_nobody(phase: str) -> None:
 
 def _stalled(gw: RunningGateway) -> list[object]:
     """Connections whose client does not take what is written."""
-    return [connection for connection in gw.gateway.connections if connection.flow.write_paused]
+    return [connection for connection in gw.connections if connection.flow.write_paused]
 
 
 async def test_400_aborts_while_connecting() -> None:

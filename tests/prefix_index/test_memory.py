@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING
 
 from hypothesis import settings
@@ -14,6 +15,7 @@ from prefix_index.keys import extend, root_state
 from prefix_index.memory import MemoryIndex
 from prefix_index.naive import NaiveIndex
 from prefix_index.protocol import Holder, Tier
+from tests.support.memory import resident_mib
 from vocabulary import KEY_BYTES, BlockKeys, InstanceId
 
 if TYPE_CHECKING:
@@ -185,4 +187,32 @@ def test_o40_unique_prompts_without_end_stay_within_the_bound() -> None:
     assert stats.evicted_total == 400_000 + 48 - stats.entries
     assert index.match(keys) == {worker: 10 if worker == workers[7] else 6 for worker in workers}
     assert index.nodes <= 5_000
+    check_tree(index)
+
+
+def test_o40_a_million_unique_prompts_in_flat_memory_and_steady_time() -> None:
+    """Each prompt has one block of its own behind a shared head: what costs is their number, not their length."""
+    index = MemoryIndex(20_000)
+    worker = Holder(InstanceId(1))
+    rng = random.Random(40)
+    head = run(b"shared head")
+    rounds, each = 10, 100_000
+    nodes, evicted, times_s, memory_mib = [], [], [], []
+    for _ in range(rounds):
+        fresh = rng.randbytes(each * KEY_BYTES)
+        started_s = time.process_time()
+        for start in range(0, len(fresh), KEY_BYTES):
+            index.store(worker, BlockKeys(head + fresh[start : start + KEY_BYTES]))
+        times_s.append(time.process_time() - started_s)
+        nodes.append(index.nodes)
+        memory_mib.append(resident_mib())
+        evicted.append(index.stats().evicted_total)
+        assert index.stats().entries <= 20_000
+        last = BlockKeys(head + fresh[-KEY_BYTES:])
+        assert index.match(last) == {worker: len(last) // KEY_BYTES}
+        assert index.match(BlockKeys(head + fresh[:KEY_BYTES])) == {worker: len(head) // KEY_BYTES}, "long evicted"
+    assert evicted[-1] == rounds * each + len(head) // KEY_BYTES - index.stats().entries
+    assert max(nodes) == min(nodes)
+    assert memory_mib[-1] - memory_mib[1] < 8
+    assert sorted(times_s)[rounds // 2] < 5 * times_s[0]
     check_tree(index)

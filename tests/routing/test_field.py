@@ -7,7 +7,7 @@ import pytest
 from routing import Facts, Pending, build, decide
 from tests.routing.fleet import Fleet
 from tests.routing.support import KNOBS, candidate, state
-from vocabulary import InstanceId
+from vocabulary import InstanceId, SessionKey
 
 WARM = build("warm", KNOBS)
 
@@ -59,3 +59,25 @@ def test_o48_only_requests_of_the_hot_one_move() -> None:
     hot = candidate(0, in_flight=200, pending=queue, pending_prefill_s=10.0, cached_tokens=7800.0)
     decision = decide(Facts(8000, home=InstanceId(0)), [hot, candidate(1), candidate(2)], WARM, state())
     assert decision.backend in {"b1", "b2"}
+
+
+def test_o51_what_overflowed_stays_until_its_owner_has_room_to_spare() -> None:
+    policy = build("session_hash", KNOBS)
+    facts = Facts(100, session=SessionKey(b"a session"))
+    idle = [candidate(i) for i in range(4)]
+    owner = policy.choose(facts, idle, state())
+
+    def chosen(load: int, home: int | None) -> int:
+        """With so much on the owner and 8 on each other one: the mean is between 8 and 10, the bound at 11 or 12."""
+        ones = [candidate(i, in_flight=load if i == owner else 8) for i in range(4)]
+        now = Facts(100, session=facts.session, home=InstanceId(home) if home is not None else None)
+        return policy.choose(now, ones, state())
+
+    other = chosen(12, None)
+    assert other != owner, "a new session passes a full owner on"
+    assert chosen(12, owner) == other, "and so does one that lives there"
+    assert chosen(9, None) == chosen(9, owner) == owner
+    for away in set(range(4)) - {owner}:
+        assert chosen(9, away) == away, "below its bound, but busier than the mean"
+        assert chosen(8, away) == owner
+    assert chosen(9, 99) == owner, "a home that is gone"

@@ -12,7 +12,9 @@ from backends.backend import Backend, BackendSpec
 from backends.health import HealthPolicy
 from backends.load import EngineLoad
 from backends.registry import Registry
-from backends.upstream import Endpoint
+from backends.upstream import Endpoint, Timeouts
+from gateway.access.caller import Caller, everyone
+from gateway.endpoints import Endpoints
 from gateway.fleet import FleetState, InstanceState
 from gateway.metrics import Metrics
 from gateway.models import Model, Models
@@ -41,6 +43,12 @@ class NoUpstream:
     def send(self, request: UpstreamRequest, sink: ResponseSink) -> Call:
         raise AssertionError("nothing is sent here")
 
+    def set_timeouts(self, timeouts: Timeouts) -> None:
+        pass
+
+    def heard_within(self, seconds: float) -> bool:
+        return False
+
     async def close(self) -> None:
         pass
 
@@ -65,8 +73,10 @@ class Fleet:
         self.registry = Registry(policy, lambda spec: NoUpstream(), self.clock, self._models_changed)
         self.registry.listen(self.fleet)
         self.encoder = BytesEncoder(SECRET)
+        self.everyone = everyone(SECRET)
         self.ratios = BytesPerToken()
         self.models = Models({}, self._model, self.registry)
+        self.endpoints = Endpoints()
         self.preparer = Preparer(self.models, self.metrics, SECRET, use_lineage=self.lineage)
         self.router = Router(
             self.registry,
@@ -74,7 +84,6 @@ class Fleet:
             self.sessions,
             self.fleet,
             self.metrics,
-            SECRET,
             self.clock,
             decision_headers=self.headers,
             on_health=lambda backend: self.changed.append(backend.name),
@@ -114,7 +123,12 @@ class Fleet:
         """What the engine's metrics say."""
         self.registry.set_load(backend, EngineLoad(**load))  # type: ignore[arg-type]
 
-    def prepare(self, body: bytes, headers: Headers | None = None, route: str = "chat") -> Prepared:
-        prepared = self.preparer.prepare(route, body, from_headers(headers or []))
+    def prepare(
+        self, body: bytes, headers: Headers | None = None, route: str = "chat", caller: Caller | None = None
+    ) -> Prepared:
+        path = {"chat": b"/v1/chat/completions"}.get(route, b"/v1/" + route.encode())
+        endpoint = self.endpoints.find(b"POST", path)
+        assert endpoint is not None
+        prepared = self.preparer.prepare(endpoint, body, from_headers(headers or []), caller or self.everyone)
         assert isinstance(prepared, Prepared), "small enough to be encoded at once"
         return prepared

@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gateway.config import default_config
+from gateway.hot import HotProtocol
 from gateway.serve import Process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from gateway.app import Gateway
+    from gateway.config import Config
+    from gateway.reload import Outcome
+
+    Backends = Iterable[str | dict[str, Any]] | Mapping[str, str]
 
 FAST: dict[str, dict[str, Any]] = {
     "listen": {"port": 0, "drain_delay_s": 0, "grace_s": 1},
@@ -26,13 +31,19 @@ FAST: dict[str, dict[str, Any]] = {
 
 
 class RunningGateway:
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, source: _Source) -> None:
         self.process = process
+        self._source = source
         self.gateway: Gateway = process.gateway
         self.url = process.addresses.traffic
         self.admin_url = process.addresses.admin
         parts = urlsplit(self.url)
         self.host, self.port = str(parts.hostname), int(parts.port or 0)
+
+    async def reload(self, backends: Backends | None = None, **sections: Any) -> Outcome:
+        """By a config that differs in these."""
+        self._source.change(backends, sections)
+        return await self.process.reloader.reload("admin")
 
     async def connect(self) -> RawClient:
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=1 << 26)
@@ -53,6 +64,11 @@ class RunningGateway:
                 await asyncio.sleep(0.002)
 
     @property
+    def connections(self) -> list[HotProtocol]:
+        """Of clients, as the gateway sees them."""
+        return [one for one in self.gateway.connections if isinstance(one, HotProtocol)]
+
+    @property
     def in_flight(self) -> int:
         return sum(backend.instance.in_flight for backend in self.gateway.registry)
 
@@ -71,22 +87,39 @@ class RunningGateway:
         assert self.gateway.tasks == 0
 
 
+class _Source:
+    """What the config file would be."""
+
+    def __init__(self, backends: Backends, sections: dict[str, Any]) -> None:
+        self._sections: dict[str, Any] = {name: dict(section) for name, section in FAST.items()}
+        self._entries = _entries(backends)
+        self.change(None, sections)
+
+    def change(self, backends: Backends | None, sections: dict[str, Any]) -> None:
+        if backends is not None:
+            self._entries = _entries(backends)
+        for name, section in sections.items():
+            merges = isinstance(section, dict)
+            self._sections[name] = {**self._sections.get(name, {}), **section} if merges else section
+
+    def read(self) -> Config:
+        return default_config(backends=self._entries, **self._sections)
+
+
+def _entries(backends: Backends) -> list[dict[str, Any]]:
+    if isinstance(backends, Mapping):
+        return [{"name": name, "url": url} for name, url in backends.items()]
+    return [
+        entry if isinstance(entry, dict) else {"name": chr(ord("a") + i), "url": entry}
+        for i, entry in enumerate(backends)
+    ]
+
+
 @contextlib.asynccontextmanager
-async def running_gateway(
-    backends: Iterable[str] | Mapping[str, str] | list[dict[str, Any]], **sections: Any
-) -> AsyncIterator[RunningGateway]:
+async def running_gateway(backends: Backends, **sections: Any) -> AsyncIterator[RunningGateway]:
     """A gateway in front of these URLs (named a, b, c, ...). `sections` are merged over FAST, key by key."""
-    if isinstance(backends, dict):
-        entries = [{"name": name, "url": url} for name, url in backends.items()]
-    else:
-        entries = [
-            entry if isinstance(entry, dict) else {"name": chr(ord("a") + i), "url": entry}
-            for i, entry in enumerate(backends)
-        ]
-    merged: dict[str, Any] = {name: dict(section) for name, section in FAST.items()}
-    for name, section in sections.items():
-        merged[name] = {**merged.get(name, {}), **section} if isinstance(section, dict) else section
-    process = Process(default_config(backends=entries, **merged))
+    source = _Source(backends, sections)
+    process = Process(source.read(), source.read)
     ready = asyncio.Event()
     task = asyncio.create_task(process.run(lambda _: ready.set()))
     waiting = asyncio.create_task(ready.wait())
@@ -94,7 +127,7 @@ async def running_gateway(
         await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             task.result()
-        yield RunningGateway(process)
+        yield RunningGateway(process, source)
     finally:
         waiting.cancel()
         process.stop()

@@ -70,6 +70,9 @@ class Command:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
+    def reload(self) -> None:
+        self.process.send_signal(signal.SIGHUP)
+
     async def ended(self, timeout_s: float = 30.0) -> int:
         """The exit code, with all output read."""
         async with asyncio.timeout(timeout_s):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 
 from gateway.config import Config, ConfigErrors, default_config, loads
-from gateway.config.fields import is_loopback
+from gateway.config.addresses import is_loopback
 from gateway.config.fleet import PolicyName
 from routing.policies import POLICY_NAMES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BACKENDS = "backends: [{name: a, url: 'http://h:1'}]\n"
 
@@ -58,12 +55,72 @@ def test_backend_urls_are_kept_as_scheme_host_and_port(written: str, kept: str) 
         ("http://h :1", "not a readable URL"),
         ("http://u:hunter2@h:1", "no credentials"),
         ("http://h\\@evil", "not a readable URL"),
+        ("http://h,x:1", "not a readable URL"),
     ],
 )
 def test_other_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(ConfigErrors, match=message) as caught:
         backend(url=url)
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://169.254.169.254",
+        "http://169.254.169.254:80/",
+        "https://[fe80::1]:8000",
+        "http://[::ffff:169.254.169.254]",
+        "http://2852039166",
+        "http://0xa9fea9fe",
+        "http://169.254.43518",
+        "http://169.254.169.254.",
+        "http://0.0.0.0:8000",
+        "http://[::]:8000",
+        "http://224.0.0.1",
+        "http://[ff02::1]",
+        "http://[fd00:ec2::254]",
+    ],
+)
+def test_o74_addresses_of_metadata_services_are_refused_however_they_are_written(url: str) -> None:
+    (problem,) = problems(f"backends: [{{name: a, url: '{url}'}}]")
+    assert problem.startswith("f:1:27: backends[0].url: not an address of a backend: ")
+    assert "169" not in problem
+
+
+@pytest.mark.parametrize("url", ["http://10.0.0.1:1", "http://gpu-1.inference.svc:8000", "http://[fd00::1]:1"])
+def test_private_addresses_are_what_backends_have(url: str) -> None:
+    assert backend(url=url).backends[0].url == url
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://login.example.com/jwks", "must be https"),
+        ("ftp://login.example.com/jwks", "must be https"),
+        ("https://u:hunter2@login.example.com/jwks", "credentials"),
+        ("https://login.example.com/jwks#x", "fragment"),
+        ("https://login.example.com:0/jwks", "not a readable URL"),
+        ("https://[::1", "not a readable URL"),
+        ("https://169.254.169.254/jwks", "not an address of a signer"),
+        ("/jwks", "not a readable URL"),
+    ],
+)
+def test_o74_the_signers_keys_come_from_a_place_that_nobody_can_imitate(url: str, message: str) -> None:
+    (problem,) = problems(
+        f"{BACKENDS}tenants: [{{name: t}}]\nauth: {{jwt: {{jwks_url: '{url}', issuer: i, audience: a}}}}"
+    )
+    assert problem.startswith("f:3:24: auth.jwt.jwks_url: ")
+    assert message in problem
+    assert "hunter2" not in problem
+
+
+@pytest.mark.parametrize("url", ["https://login.example.com/jwks?x=1", "http://127.0.0.1:1/jwks", "http://[::1]/jwks"])
+def test_urls_of_a_signer(url: str) -> None:
+    jwt = {"jwks_url": url, "issuer": "i", "audience": "a"}
+    config = default_config(auth={"jwt": jwt}, tenants=[{"name": "t"}])
+    assert config.auth.jwt is not None
+    assert config.auth.jwt.jwks_url == url
 
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "ä", "a" * 65, "a/b", "a\n"])
@@ -77,61 +134,14 @@ def test_loopback(host: str) -> None:
     assert is_loopback(host)
 
 
+def test_names_of_the_admin_port_are_kept_as_host_headers_are_compared() -> None:
+    admin = default_config(admin={"hosts": ["Gateway.Internal", "[FD00::1]"]}).admin
+    assert admin.hosts == ("gateway.internal", "fd00::1")
+
+
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", ""])
 def test_not_loopback(host: str) -> None:
     assert not is_loopback(host)
-
-
-def test_secrets_come_from_the_environment() -> None:
-    text = "backends: [{name: a, url: 'http://h:1', api_key: '${KEY}'}]\nstore: {secret: '${S}'}\n"
-    config = loads(text, environ={"KEY": "sk-1", "S": "s-2"})
-    credential = config.backends[0].credential
-    assert credential is not None
-    assert credential.get_secret_value() == "sk-1"
-    assert config.store.secret is not None
-    assert config.store.secret.get_secret_value() == "s-2"
-    assert "sk-1" not in repr(config)
-    assert "s-2" not in repr(config)
-
-
-def test_o73_missing_environment_variable_is_an_error_at_its_place() -> None:
-    text = "backends:\n  - name: a\n    url: http://h:1\n    api_key: ${KEY}\n"
-    assert problems(text) == ["f:4:14: backends[0].api_key: environment variable KEY is not set"]
-    assert problems(text, KEY="") == ["f:4:14: backends[0].api_key: environment variable KEY is empty"]
-
-
-@pytest.mark.parametrize("secret", ["with space", "line\nbreak", "a\r\nx-evil: 1", "ümlaut"])
-def test_secrets_are_safe_in_a_header(secret: str) -> None:
-    (problem,) = problems("backends: [{name: a, url: 'http://h:1', api_key: '${KEY}'}]", KEY=secret)
-    assert problem.startswith("f:1:50: backends[0].api_key: must be printable ASCII")
-    assert secret not in problem
-
-
-def test_literal_secrets_are_refused_and_not_repeated() -> None:
-    (problem,) = problems("backends: [{name: a, url: 'http://h:1', api_key: hunter2}]")
-    assert "secrets do not stand in the config" in problem
-    assert "hunter2" not in problem
-
-
-def test_secrets_from_a_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("sk-file\n")
-    (tmp_path / "empty").write_text("\n")
-    text = BACKENDS.replace("'}", "', api_key_file: {}}}")
-    config = loads(text.replace("{}", "key").replace("}}", "}"), base=tmp_path)
-    credential = config.backends[0].credential
-    assert credential is not None
-    assert credential.get_secret_value() == "sk-file"
-    with pytest.raises(ConfigErrors, match="the file is empty"):
-        loads(text.replace("{}", "empty").replace("}}", "}"), base=tmp_path)
-
-
-def test_files_are_relative_to_the_config_and_must_exist(tmp_path: Path) -> None:
-    (tmp_path / "t.json").write_text("{}")
-    text = BACKENDS + "models: [{name: m, encoding: tokens, tokenizer: t.json}]\n"
-    assert loads(text, base=tmp_path).models[0].tokenizer == tmp_path / "t.json"
-    for wrong, message in (("nope.json", "no such file"), (".", "is a folder")):
-        with pytest.raises(ConfigErrors, match=message):
-            loads(text.replace("t.json", wrong), base=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +162,21 @@ def test_files_are_relative_to_the_config_and_must_exist(tmp_path: Path) -> None
         ("health: [1]", "expected a mapping of keys, got a list"),
         ("models: {name: m}", "expected a list, got a mapping (put it behind a dash"),
         ("models: [{name: 7}]", "expected text, got a whole number (put it in quotes)"),
+        ("listen: {trusted_proxies: [10.0.0.1/8]}", "must be a network, like 10.0.0.0/8 or 10.0.0.7"),
+        ("listen: {trusted_proxies: [proxy]}", "must be a network, like 10.0.0.0/8 or 10.0.0.7"),
+        ("listen: {trusted_proxies: 10.0.0.0/8}", "expected a list, got text (put it behind a dash, or in [ ])"),
+        ("listen: {paths: [/v1/*]}", "must be a path below /v1/"),
+        ("listen: {paths: [/v1/a/../b]}", "must be a path below /v1/"),
+        ("listen: {paths: [/metrics]}", "must be a path below /v1/"),
+        ("listen: {paths: [/v1/*/b]}", "must be a path below /v1/"),
+        ("listen: {max_connections: 0}", "must be at least 1"),
+        ("admin: {metrics_bind: 9100}", "expected text, got a whole number"),
+        ("admin: {metrics_bind: '9100'}", "must be HOST:PORT"),
+        ("admin: {metrics_bind: '::1:9100'}", "must be HOST:PORT"),
+        ("admin: {metrics_bind: '127.0.0.1:70000'}", "must be HOST:PORT"),
+        ("admin: {hosts: ['a:1/']}", "must be a host name or an IP address, without port"),
+        ("admin: {tls: true}", "expected a mapping of keys, got true or false"),
+        ("health: {fail_open: 1}", "expected true or false, got a whole number"),
         ("listen: {host: 'a b', allow_unauthenticated: true}", "must be a host name or an IP address"),
     ],
 )

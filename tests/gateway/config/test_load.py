@@ -1,27 +1,35 @@
-"""The whole: everything reported in one run, places, hints, the id, and the files in configs/."""
+"""The whole: everything reported in one run, places, hints, and the id."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gateway.config import Config, ConfigErrors, Policy, default_config, load, loads
-from gateway.config.full import render
 from vocabulary.errors import ConfigError
-
-CONFIGS = Path(__file__).parents[3] / "configs"
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 SEEDED = """\
 listen:
   host: 0.0.0.0
   port: "8000"
   interval_s: 3
+  tls: {cert_file: server.pem, key_file: server.key, version: 1.3}
+  trusted_proxies: [10.0.0.1/8]
+  paths: [/v1/a, /v1/a, /metrics]
+admin:
+  host: 10.0.0.1
+  metrics_bind: "9100"
+auth:
+  jwt: {issuer: i, audience: a, algorithms: [HS256]}
+tenants:
+  - {name: t, api_keys: ["${SHARED}", hunter2-hunter2-hunter2]}
+  - {name: t, api_keys: ["${SHARED}"], models: [mm], cache_salt: none}
 limits:
   conect_timeout_s: 5
   max_attempts: 0
@@ -37,17 +45,69 @@ backends:
   - name: A b
     url: http://u:hunter2@x:1
   - name: a
-    url: http://h:1
+    url: http://169.254.169.254
   - name: a
     url: http://h:1
     api_key: ${NOPE}
     engine: vlm
+discovery:
+  - {name: d, kind: dns, path: backends.yaml}
+  - {name: d, kind: kubernetes}
 routes:
   - name: r
     policy: wram
     models: [mm]
+sessions: {lineage: yes}
+health: {path: health, fail_open: 1}
 telemetry: {log_level: loud}
 """
+SHARED = "a-key-of-two-tenants"
+EXPECTED = [
+    "f:3:9: listen.port",
+    "f:4:3: listen.interval_s",
+    "f:5:20: listen.tls.cert_file",
+    "f:5:42: listen.tls.key_file",
+    "f:5:54: listen.tls.version",
+    "f:6:21: listen.trusted_proxies[0]",
+    "f:7:18: listen.paths[1]",
+    "f:7:25: listen.paths[2]",
+    "f:9:9: admin.host",
+    "f:10:17: admin.metrics_bind",
+    "f:12:3: auth.jwt",
+    "f:12:46: auth.jwt.algorithms[0]",
+    "f:14:39: tenants[0].api_keys[1]",
+    "f:15:12: tenants[1].name",
+    "f:15:26: tenants[1].api_keys[0]",
+    "f:15:49: tenants[1].models[0]",
+    "f:15:66: tenants[1].cache_salt",
+    "f:17:3: limits.conect_timeout_s",
+    "f:18:17: limits.max_attempts",
+    "f:19:25: limits.first_byte_timeout_s",
+    "f:20:3: limits.first_byte_timeout_s",
+    "f:21:1: secret",
+    "f:22:1: backend",
+    "f:23:14: store.url",
+    "f:23:35: store.secret",
+    "f:25:25: models[0].encoding",
+    "f:25:43: models[0].tokenizer",
+    "f:26:12: models[1].name",
+    "f:28:11: backends[0].name",
+    "f:29:10: backends[0].url",
+    "f:31:10: backends[1].url",
+    "f:32:11: backends[2].name",
+    "f:34:14: backends[2].api_key",
+    "f:35:13: backends[2].engine",
+    "f:37:21: discovery[0].kind",
+    "f:37:26: discovery[0].path",
+    "f:38:12: discovery[1].name",
+    "f:38:21: discovery[1].kind",
+    "f:41:13: routes[0].policy.name",
+    "f:42:14: routes[0].models[0]",
+    "f:43:21: sessions.lineage",
+    "f:44:16: health.path",
+    "f:44:35: health.fail_open",
+    "f:45:24: telemetry.log_level",
+]
 
 
 def problems(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -58,34 +118,31 @@ def problems(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
     return [str(problem) for problem in caught.value.problems]
 
 
-def test_twenty_mistakes_are_twenty_located_messages() -> None:
-    found = problems(SEEDED)
-    assert [":".join(problem.split(":")[:4]) for problem in found] == [
-        "f:2:9: listen.host",
-        "f:3:9: listen.port",
-        "f:4:3: listen.interval_s",
-        "f:6:3: limits.conect_timeout_s",
-        "f:7:17: limits.max_attempts",
-        "f:8:25: limits.first_byte_timeout_s",
-        "f:9:3: limits.first_byte_timeout_s",
-        "f:10:1: secret",
-        "f:11:1: backend",
-        "f:12:14: store.url",
-        "f:12:35: store.secret",
-        "f:14:25: models[0].encoding",
-        "f:14:43: models[0].tokenizer",
-        "f:15:12: models[1].name",
-        "f:17:11: backends[0].name",
-        "f:18:10: backends[0].url",
-        "f:21:11: backends[2].name",
-        "f:22:10: backends[2].url",
-        "f:23:14: backends[2].api_key",
-        "f:24:13: backends[2].engine",
-        "f:27:13: routes[0].policy.name",
-        "f:28:14: routes[0].models[0]",
-        "f:29:24: telemetry.log_level",
-    ]
-    assert "hunter2" not in "\n".join(found)
+def test_twenty_mistakes_and_more_over_all_sections_are_located_in_one_run() -> None:
+    found = problems(SEEDED, {"SHARED": SHARED})
+    assert [":".join(problem.split(":")[:4]) for problem in found] == EXPECTED
+    assert {problem.split(": ")[1].split("[")[0].split(".")[0] for problem in found} > set(Config.model_fields)
+    for secret in ("hunter2", SHARED, "169.254"):
+        assert secret not in "\n".join(found)
+
+
+def test_o68_a_bad_file_does_not_stay_bad(tmp_path: Path) -> None:
+    path = tmp_path / "w.yaml"
+    good = "backends: [{name: a, url: 'http://h:1'}]\n"
+    path.write_text(good)
+    first = load(path, {})
+    for bad, place in (
+        ("backends: [{name: a, url: 'http://h:1'}\nlisten: {", "2:1"),
+        (good + "listen: {prt: 1}", "2:10"),
+    ):
+        path.write_text(bad)
+        with pytest.raises(ConfigErrors) as caught:
+            load(path, {})
+        assert str(caught.value).startswith(f"{path}:{place}")
+        path.write_text(good)
+        assert load(path, {}) == first
+    path.write_text(good + "listen: {port: 1}\n")
+    assert load(path, {}).listen.port == 1
 
 
 @pytest.mark.parametrize(
@@ -94,12 +151,11 @@ def test_twenty_mistakes_are_twenty_located_messages() -> None:
         ("limits: {conect_timeout_s: 1}", "did you mean connect_timeout_s?"),
         ("connect_timeout_s: 1", "did you mean limits.connect_timeout_s?"),
         ("health: {connect_timeout: 1}", "did you mean limits.connect_timeout_s?"),
-        ("limits: {port: 1}", "did you mean listen.port or admin.port?"),
+        ("limits: {port: 1}", "did you mean listen.port or admin.port or discovery[].port?"),
         ("backend: []", "did you mean backends?"),
-        ("auth: {}", "known here: listen, admin, store, models"),
-        ("tenants: []", "known here: "),
-        ("discovery: {}", "known here: "),
-        ("admission: {}", "known here: "),
+        ("admission: {}", "known here: listen, admin, auth, tenants, store, models"),
+        ("auth: {jwks_url: 'https://h'}", "did you mean auth.jwt.jwks_url?"),
+        ("auth: {qqqqqq: 1}", "known here: forward_credentials, jwt"),
         ("routes: [{name: r, policy: {name: warm, crowd: 1}}]", "did you mean crowd_s?"),
         ("routes: [{name: r, crowd_s: 1}]", "did you mean routes[].policy.crowd_s?"),
         ("sessions: {qqqqqq: 1}", "known here: idle_ttl_s, max_sessions, lineage"),
@@ -186,40 +242,3 @@ def test_code_may_pass_sections_as_models_and_secrets_as_they_are() -> None:
     again = default_config(backends=parts.backends, listen=parts.listen)
     assert again == parts
     assert again.backends[0].credential == parts.backends[0].credential is not None
-
-
-def test_full_yaml_is_what_the_models_say() -> None:
-    assert (CONFIGS / "full.yaml").read_text() == render(), "run python -m gateway.config.full configs/full.yaml"
-
-
-def test_full_yaml_shows_the_defaults() -> None:
-    full, plain = load(CONFIGS / "full.yaml", {}), default_config()
-    for name in Config.model_fields:
-        if name not in {"models", "backends", "routes"}:
-            assert getattr(full, name) == getattr(plain, name), name
-    assert full.all_routes == plain.all_routes
-    assert full.warnings == ()
-
-
-def test_full_yaml_names_every_optional_knob_so_that_it_works_uncommented(tmp_path: Path) -> None:
-    lines = (CONFIGS / "full.yaml").read_text().splitlines()
-    optional = [i for i, line in enumerate(lines) if re.fullmatch(r" +# [a-z_0-9]+: \S.*", line) and _is_knob(line)]
-    assert len(optional) >= 12
-    for i in optional:
-        text = "\n".join(line.replace("# ", "", 1) if i == k else line for k, line in enumerate(lines))
-        found: list[str] = []
-        try:
-            loads(text, base=tmp_path, environ={"WARMROUTE_SECRET": "s", "GPU_1_KEY": "k"})
-        except ConfigErrors as error:
-            found = [str(problem) for problem in error.problems]
-        # files of the examples do not exist, and some knobs do not go with the rest of the example entry
-        assert [p for p in found if not re.search("no such file|has no effect|is kept for", p)] == []
-
-
-def _is_knob(line: str) -> bool:
-    word = line.strip().removeprefix("# ").partition(":")[0]
-    return f" {word} " not in {" memory ", " bytes ", " json "}
-
-
-def test_minimal_yaml() -> None:
-    assert len(load(CONFIGS / "minimal.yaml", {}).backends) == 2

@@ -383,3 +383,54 @@ def test_a_completion_names_the_longest_prompt_that_is_its_head(prompts: list[tu
         seen[text] = encoded.prompt_id
     assert len(set(seen.values())) == len(seen)
     encoder.close()
+
+
+def result(content: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **fields}
+
+
+def test_what_tools_say_counts_as_text() -> None:
+    """Anthropic's results and calls of tools are most of an agent's prompt: as digests they would be 32 bytes each."""
+    text = LONG * 4
+    as_text = encode(chat([user([result(text)])]))
+    assert as_text is not None
+    assert len(text) < as_text.units < len(text) + 200
+    assert keys_of(chat([user([result(text)])])) == keys_of(chat([user([result([{"type": "text", "text": text}])])]))
+    longer = keys_of(chat([user([result(text + LONG)])]))
+    assert longer[: as_text.units // 128 * KEY_BYTES] == as_text.keys[: as_text.units // 128 * KEY_BYTES]
+    marked = {"cache_control": {"type": "ephemeral"}}
+    assert keys_of(chat([user([result(text, **marked)])])) == as_text.keys
+    call = {"type": "tool_use", "id": "toolu_1", "name": "write", "input": {"text": text}}
+    called = encode(chat([{"role": "assistant", "content": [call]}]))
+    assert called is not None
+    assert called.units > len(text)
+
+
+def test_images_in_results_are_told_apart_and_short() -> None:
+    images = [{"type": "image", "source": {"type": "base64", "data": letter * 50_000}} for letter in "ab"]
+    one, two = (encode(chat([user([result([image, {"type": "text", "text": LONG}])])])) for image in images)
+    assert one is not None
+    assert two is not None
+    assert one.keys != two.keys
+    assert one.units < len(LONG) + 300
+
+
+@pytest.mark.parametrize("content", [None, "", [], {}, 5, [None], [[]], [result("x")]])
+def test_odd_results_are_encoded_all_the_same(content: Any) -> None:
+    assert encode(chat([user(LONG), user([result(content)])])) is not None
+
+
+def test_items_of_responses_differ_by_all_that_they_hold() -> None:
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{ }"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+        {"type": "function_call_output", "call_id": "c", "output": "2"},
+        {"type": "function_call_output", "call_id": "d", "output": "2"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]},
+    ]
+    assert len({keys_of(chat([user("x" * 200), item, user("y" * 64)])) for item in items}) == len(items)
+    told = encode(chat([user("x"), {"type": "function_call_output", "call_id": "c", "output": LONG}]))
+    assert told is not None
+    assert told.units > len(LONG)

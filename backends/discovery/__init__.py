@@ -1,0 +1,1 @@
+"""Sources of backends that the config does not list: DNS, a watched file, Kubernetes."""

@@ -1,0 +1,1 @@
+"""How one family of APIs tells errors, ends streams and reports usage."""
