@@ -19,7 +19,7 @@ from backends.upstream import Pool
 from gateway import wiring
 from gateway.access.access import Access
 from gateway.batch import Batch
-from gateway.connections import Connections, connection_limits
+from gateway.connections import Connections, connection_limits, side_limits
 from gateway.eligibility import may_get
 from gateway.endpoints import Endpoints
 from gateway.fleet import FleetState
@@ -80,7 +80,9 @@ class Gateway:
         """Set by the process that can read the config anew."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
-        self.connections = Connections(connection_limits(config), clock, self._loop, self.metrics.count_closed)
+        limits = connection_limits(config)
+        self.connections = Connections(limits, clock, self._loop, self.metrics.count_closed)
+        self.side_connections = Connections(side_limits(limits), clock, self._loop, self.metrics.count_closed)
         self._timeouts = wiring.timeouts(config)
         self._secret = hashlib.blake2b(wiring.secret(config) or secrets.token_bytes(32), digest_size=32).digest()
         self.batch = Batch(self._loop)
@@ -163,6 +165,7 @@ class Gateway:
         reason not to start (O60)."""
         self.control.start()
         self.connections.start()
+        self.side_connections.start()
         await self.access.start()
         until_s = self._loop.time() + first_probe_timeout_s
         self.sources.start()
@@ -172,6 +175,7 @@ class Gateway:
     async def stop(self) -> None:
         """End what still runs; called when no client is connected any more."""
         self.connections.stop()
+        self.side_connections.stop()
         await self.sources.stop()
         await self.control.stop()
         await self.access.stop()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from gateway.app import Gateway
-    from gateway.connections import CloseReason, Wait
+    from gateway.connections import CloseReason, Connections, Wait
     from gateway.exchange import Exchange
 
 _WRITE_BUFFER_BYTES: Final = 256 * 1024
@@ -63,9 +63,10 @@ def _reason(error: RequestFailed) -> CloseReason:
 
 
 class ClientConnection(HttpToolsProtocol):
-    """`gateway` is bound by a subclass."""
+    """A subclass binds `gateway`, and `watch`: the connections that it is one of."""
 
     gateway: Gateway
+    watch: Connections
 
     # The initial state stands here: most connections change little of it.
     _content_length: bytes | None = None
@@ -90,14 +91,14 @@ class ClientConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        if not self.gateway.connections.admit(self) and not transport.is_closing():
-            most = self.gateway.connections.limits.max_connections
-            text = f"there are as many connections as listen.max_connections allows ({most})"
+        if not self.watch.admit(self) and not transport.is_closing():
+            most = self.watch.limits.max_connections
+            text = f"there are as many connections as this listener takes ({most}, see listen.max_connections)"
             transport.write(_bare_answer(TooManyConnections(text)))
             self._linger()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gateway.connections.discard(self)
+        self.watch.discard(self)
         super().connection_lost(exc)
         self.cycle = None  # type: ignore[assignment]  # they name each other: freed by counting, not by the collector
 
@@ -109,29 +110,43 @@ class ClientConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        rest = memoryview(data)
-        while (offer_ends := self._feed(rest)) is not None:
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
+            self._stopped_in(data, error)
+        if self._stage != BETWEEN and not self._deaf:
+            self._bound(len(data))
+
+    def _stopped_in(self, data: bytes, error: Exception) -> None:
+        """The parser did not come to the end of what was read."""
+        rest: bytes | memoryview = data
+        offer_ends = self._reason_to_stop(error)
+        while offer_ends is not None:
             # the parser takes what follows for another protocol (h2c, as Java's HttpClient offers): the offer is
             # declined by reading the head again without it
-            rest = rest[offer_ends:]
+            rest = memoryview(data)[len(data) - len(rest) + offer_ends :]
             if self._feed(self._head_without_upgrade()) is not None:  # CONNECT
                 self._give_up(BadHttp("the request is not valid HTTP/1.1"), "bad_http")
                 return
-        if self._stage != BETWEEN and not self._deaf:
-            self._bound(len(data))
+            offer_ends = self._feed(rest)
 
     def _feed(self, data: bytes | memoryview) -> int | None:
         """How far the parser came where it met an offer to upgrade, else None."""
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            return int(error.args[0])
-        except httptools.HttpParserError as error:
-            if not self._deaf:
-                self._stopped_by(error)
+        except (httptools.HttpParserUpgrade, httptools.HttpParserError) as error:
+            return self._reason_to_stop(error)
         return None
 
-    def _stopped_by(self, error: httptools.HttpParserError) -> None:
+    def _reason_to_stop(self, error: Exception) -> int | None:
+        """Where an offer to upgrade ends; None for all else, which is dealt with."""
+        if isinstance(error, httptools.HttpParserUpgrade):
+            return int(error.args[0])
+        if not self._deaf:
+            self._stopped_by(error)
+        return None
+
+    def _stopped_by(self, error: Exception) -> None:
         cause = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
         if isinstance(cause, RequestFailed):
             self._give_up(cause, _reason(cause))
@@ -178,7 +193,7 @@ class ClientConnection(HttpToolsProtocol):
             paid = _MAX_FRAMING_PER_BYTE * (body_bytes - self._bounded_body_bytes) if self._stage == BODY else 0
             self._unfinished_bytes = max(0, self._unfinished_bytes + size - paid)
         self._bounded_body_bytes = body_bytes
-        most = self.gateway.connections.limits.max_head_bytes
+        most = self.watch.limits.max_head_bytes
         if self._stage == HEAD and self._unfinished_bytes > most:
             self._give_up(HeadTooLarge(head_too_large_text(most)), "headers_too_large")
         elif self._unfinished_bytes > 2 * most:  # a head within the bound may have gone before
@@ -210,12 +225,12 @@ class ClientConnection(HttpToolsProtocol):
             self.transport.close()
             return
         reason = TIMEOUT_REASONS[wait]
-        limits = self.gateway.connections.limits
+        limits = self.watch.limits
         if wait == "write":
-            self.gateway.connections.count_closed(reason)
+            self.watch.count_closed(reason)
             self.transport.abort()
         elif self._stage == BETWEEN:
-            self.gateway.connections.count_closed(reason)
+            self.watch.count_closed(reason)
             self.transport.close()
         elif wait == "head":
             text = f"the request head was not complete within listen.header_timeout_s ({limits.header_timeout_s:g} s)"
@@ -230,7 +245,7 @@ class ClientConnection(HttpToolsProtocol):
         """What comes from here on is read no more."""
         self._deaf = True
         self._last_word = error
-        self.gateway.connections.count_closed(reason)
+        self.watch.count_closed(reason)
         self._say_last_word()
 
     def _say_last_word(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import resource
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
@@ -47,8 +47,9 @@ LINGER_S: Final = 1.0
 MAX_REFUSED: Final = 64
 """Connections over the limit that are told so at a time; further ones are closed without a word."""
 
-_BASE_FILES: Final = 64
-"""Listeners, logs, the loop's own, files that threads read."""
+_SIDE_CONNECTIONS: Final = 64
+_BASE_FILES: Final = 64 + _SIDE_CONNECTIONS
+"""Listeners, logs, the loop's own, files that threads read; connections to the admin and metrics addresses."""
 _FILES_PER_BACKEND: Final = 4
 """Probes, and connections that are being replaced."""
 _MIN_CONNECTIONS: Final = 16
@@ -104,10 +105,15 @@ def connection_limits(config: Config, open_files: int | None = None) -> Connecti
     )
 
 
+def side_limits(limits: ConnectionLimits) -> ConnectionLimits:
+    """Of the admin and metrics addresses together: people and scrapers, not clients."""
+    return replace(limits, max_connections=_SIDE_CONNECTIONS)
+
+
 def room_for(open_files: int, backends: int, idle_to_backends: int, wanted: int | None) -> int:
     """Client connections that `open_files` have room for.
 
-    usable = open files - 64 - 64 (refusals) - 4 per backend; the backends' share at most a quarter
+    usable = open files - 128 - 64 (refusals) - 4 per backend; the backends' share at most a quarter
     default = (usable - min(idle connections to backends, usable / 4)) / 2: each may have one to a backend
     `wanted` by the operator holds, as far as `usable` goes: they know how many of theirs are idle.
     """

@@ -65,9 +65,7 @@ _PASSED_METHODS: Final = frozenset({b"GET", b"POST", b"DELETE"})
 _ONE_RESPONSE: Final = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,256})(/cancel|/input_items)?")
 _ESCAPED_PLAIN: Final = rb"%(?:00|2[5def]|3[0-9]|4[1-9a-f]|5[0-9acf]|6[1-9a-f]|7[0-9ae])"
 """Of what needs no escape (RFC 3986 section 2.3), and of slashes, percent signs and NUL."""
-_AMBIGUOUS: Final = re.compile(
-    rb"//|/\.{1,2}(?:/|$)|[\\#\x00-\x20\x7f-\xff]|" + _ESCAPED_PLAIN, re.IGNORECASE
-)
+_AMBIGUOUS: Final = re.compile(rb"//|/\.{1,2}(?:/|$)|[\\#\x00-\x20\x7f-\xff]|" + _ESCAPED_PLAIN, re.IGNORECASE)
 _MESSAGES: Final = b"/v1/messages"
 _OWN: Final = (b"/v1/models", b"/v1/models/")
 

@@ -1,26 +1,22 @@
 """The life of one request on a hot route, from its last body byte to the last byte of its answer.
 
-It is the sink of the backend's response and the request cycle that uvicorn's protocol sees. Callbacks only; no task,
-unless the prompt is encoded off the loop. Invariants: the lease ends in every outcome; nothing is sent to the client
-before the backend's head is known; another backend is tried only while nothing was sent (O16); once the head is out,
-a failure is told in band or by closing the connection, never by a clean end (O15).
+It is the sink of the backend's response. Callbacks only; no task, unless the prompt is encoded off the loop.
+Invariants: the lease ends in every outcome; nothing is sent to the client before the backend's head is known; another
+backend is tried only while nothing was sent (O16); once the head is out, a failure is told in band or by closing the
+connection, never by a clean end (O15).
 """
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from backends.transport import UpstreamRequest
-from gateway.access.credential import WANTED
 from gateway.headers import response_head, trailer_lines
+from gateway.incoming import IncomingRequest
 from gateway.observe import Blind, Observer, StreamObserver
 from gateway.prepare import Prepared
 from vocabulary.errors import (
-    BodyTooLarge,
-    RequestBufferFull,
     RequestFailed,
-    Unauthenticated,
     UpstreamConnectError,
     UpstreamConnectTimeout,
     UpstreamError,
@@ -32,13 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from backends.transport import Call, Headers, ResponseHead
-    from gateway.access.quota import Quota
-    from gateway.app import Gateway
-    from gateway.endpoints import Endpoint
-    from gateway.hot import HotProtocol
     from gateway.metrics import Phase, RetryReason
     from gateway.placement import Placement
-    from gateway.request_head import RequestHead
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BUSY: Final = 503
@@ -50,109 +41,28 @@ def _retry_reason(error: UpstreamError) -> RetryReason:
     return "connect" if isinstance(error, UpstreamConnectError) else "reset"
 
 
-class Exchange:
-    # The initial state stands here: most requests change few of it, and setting none is cheaper than setting all.
-    http10 = False
-    keep_alive = True
-    expect_continue = False
-    turn = False
-    """Earlier requests of the connection are answered."""
-    body_complete = False
-    size = 0
-    _held_bytes = 0
-    """Of the gateway's request buffer."""
-    _unkept: RequestFailed | None = None
-    """Why the body is not kept."""
-    response_complete = False
-    disconnected = False
-    _admitted: Quota | None = None
-    """Where this request has a place, which it leaves exactly once."""
+class Exchange(IncomingRequest):
     _prepared: Prepared | None = None
     _preparing: asyncio.Task[None] | None = None
     _placement: Placement | None = None
     _call: Call | None = None
     _attempt = 0
     _tried: frozenset[int] = frozenset()
-    _head_sent = False
     _chunked = False
-    _status = 0
     _observer: Observer = Blind()
-    _request_id = b""
     _streaming = False
     _last_data_s = 0.0
     _heard = False
     """Something of the answer's body has come."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        protocol: HotProtocol,
-        endpoint: Endpoint,
-        method: bytes,
-        target: bytes,
-        head: RequestHead,
-    ) -> None:
-        self._gateway = gateway
-        self._protocol = protocol
-        self.endpoint = endpoint
-        self.method = method
-        self.target = target
-        self.head = head
-        self._body: list[bytes] = []
-        if head.caller is None:
-            self._unkept = Unauthenticated(WANTED)
-
-    # What uvicorn's protocol touches on its cycle.
-
-    @property
-    def message_event(self) -> Exchange:
-        return self
-
-    def set(self) -> None:
-        pass
-
-    # The request.
-
-    @property
-    def stranger(self) -> bool:
-        return self.head.caller is None
-
-    def refuse_stranger(self) -> None:
-        """Without waiting for the rest of the body."""
-        self.keep_alive = False
-        self.refuse(Unauthenticated(WANTED))
-
-    def add_body(self, data: bytes) -> None:
-        self.size += len(data)
-        if self._unkept is not None:
-            return  # read to its end all the same: the connection stays usable
-        gateway = self._gateway
-        if self.size > gateway.limits.max_body_bytes:
-            self._unkept = BodyTooLarge(gateway.limits.body_too_large_text)
-            self._release_body()
-        elif not gateway.request_buffer.take(len(data)):
-            self._unkept = RequestBufferFull(gateway.request_buffer.full_text)
-            self._release_body()
-        else:
-            self._held_bytes += len(data)
-            self._body.append(data)
-
-    def _release_body(self) -> None:
-        self._body.clear()
-        self._gateway.request_buffer.give_back(self._held_bytes)
-        self._held_bytes = 0
 
     def prepare(self) -> None:
         """The body is complete and it is this request's turn on the connection: parse, identify, encode."""
         if self.disconnected:
             return
         gateway, head = self._gateway, self.head
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        self._body = [body]
         self._request_id = head.request_id or gateway.request_ids.new()
         try:
-            if self._unkept is not None:
-                raise self._unkept
+            body = self._whole_body()
             caller = head.caller
             assert caller is not None
             if caller.quota is not None:
@@ -213,11 +123,6 @@ class Exchange:
         self._call = backend.upstream.send(UpstreamRequest(self.method, self.target, lines, body), self)
         if self._protocol.flow.write_paused:  # by answers before this one
             self._call.pause()
-
-    def _broken(self, error: Exception) -> None:
-        """A fault of ours: told by its class only, and this request's alone."""
-        self._gateway.log.error("request_failed", error=type(error).__name__, endpoint=self.endpoint.name)
-        self.refuse(RequestFailed("the gateway failed to handle this request"))
 
     def _try_another(self, reason: RetryReason) -> bool:
         """Place the request again; False where the attempts or the backends are used up."""
@@ -349,29 +254,6 @@ class Exchange:
 
     # The end.
 
-    def refuse(self, error: RequestFailed) -> None:
-        """Answer with a JSON error; the connection stays usable."""
-        if self.disconnected or self._head_sent:
-            return
-        self._head_sent = True
-        self._request_id = self._request_id or self.head.request_id or self._gateway.request_ids.new()
-        self._status = error.status
-        if isinstance(error, BodyTooLarge):  # a limit of ours that the operator may have to raise (O26)
-            self._gateway.log_refusal(self.endpoint.name, error, self._request_id)
-        body = self.endpoint.dialect.error_body(error, self._request_id)
-        lines = [b"content-type: application/json\r\nx-request-id: ", self._request_id, b"\r\n"]
-        if isinstance(error, Unauthenticated):
-            lines.append(b"www-authenticate: Bearer\r\n")
-            if self.head.refusal is not None:
-                self._gateway.metrics.access.refused(self.head.refusal)
-        if error.retry_after_s is not None:
-            lines.append(b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after_s)))
-        framing = b"content-length: %d\r\n" % len(body)
-        if not self.keep_alive:
-            framing += b"connection: close\r\n"
-        self._protocol.transport.write(response_head(error.status, b"", b"".join(lines), framing) + body)
-        self._finish()
-
     def _finish(self, *, truncated: bool = False) -> None:
         placement, self._placement = self._placement, None
         gateway = self._gateway
@@ -413,12 +295,6 @@ class Exchange:
         self._gateway.count_cancelled(self._prepared, phase)
         self._leave()
         self._release_body()
-
-    def _leave(self) -> None:
-        """The tenant's next request may have this one's place."""
-        quota, self._admitted = self._admitted, None
-        if quota is not None:
-            quota.release(self._gateway.clock())
 
     def pause(self) -> None:
         """The client does not read: neither do we."""

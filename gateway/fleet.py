@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from backends.health import State
 from gateway.headers import ResponseLines
 from prefix_index.protocol import Holder
 from routing import DEFAULT_P, DEFAULT_Q, PrefillFit
-from routing.ramp import Ramp, worth
+from routing.ramp import TOGETHER, Ramp, worth
 from vocabulary import Kind, Trust
 
 if TYPE_CHECKING:
@@ -124,6 +125,8 @@ class FleetState:
         self.states: dict[InstanceId, InstanceState] = {}
         """Of the current instances; for reading."""
         self.slow_start_s = 0.0
+        self._since_s: dict[InstanceId, float] = {}
+        """When each began to take requests."""
         self.ramps: dict[InstanceId, Ramp] = {}
         """Of the instances that may not be past their slow start; empty nearly always."""
 
@@ -137,6 +140,7 @@ class FleetState:
     def instance_retired(self, instance: Instance) -> None:
         self.states.pop(instance.id, None)
         self.ramps.pop(instance.id, None)
+        self._since_s.pop(instance.id, None)
         self._index.clear(instance.id)
         self._index.set_capacity(Holder(instance.id), None)
         self._sessions.forget_instance(instance.id)
@@ -161,9 +165,22 @@ class FleetState:
             self.ramps.clear()
 
     def ease_in(self, instance: Instance, now_s: float) -> None:
-        """It takes requests from now on, and is cold or was away."""
-        if self.slow_start_s and instance.id in self.states:
+        """It takes requests from now on, and is cold or was away. Beside none that is older there is nothing to ease: a
+        fleet that starts together decides as if there were no slow start, and as fast."""
+        if instance.id not in self.states:
+            return
+        self.ramps.pop(instance.id, None)
+        self._since_s[instance.id] = now_s
+        if self.slow_start_s and self._has_elder(instance, now_s - TOGETHER * self.slow_start_s):
             self.ramps[instance.id] = Ramp(now_s, self.slow_start_s)
+
+    def _has_elder(self, instance: Instance, before_s: float) -> bool:
+        return any(
+            other is not instance
+            and other.backend.health.state is State.UP
+            and self._since_s.get(other.id, float("-inf")) <= before_s
+            for other in (state.instance for state in self.states.values())
+        )
 
     def worth(self, instance: InstanceId, now_s: float) -> float:
         """Fair shares of new sessions that it may have by its age; 1 for one past its slow start."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from gateway.app import Gateway
+    from gateway.endpoints import Endpoint, Endpoints
     from gateway.request_head import RequestHead
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -49,6 +50,14 @@ class HotProtocol(ClientConnection):
     _ahead_bytes = 0
     """Of bodies whose turn has not come."""
 
+    # Where the last request went.
+    _known_url = b""
+    _known_method = b""
+    _known_endpoints: Endpoints | None = None
+    _endpoint: Endpoint | None = None
+    _origin = b""
+    """Its target in origin form."""
+
     _head_reader: RequestHeadReader
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -64,26 +73,28 @@ class HotProtocol(ClientConnection):
         super().connection_lost(exc)
 
     def on_headers_complete(self) -> None:
-        self._upgrade_offered = self.parser.should_upgrade()
+        parser = self.parser
+        self._upgrade_offered = parser.should_upgrade()
         if self._upgrade_offered:
             return
-        method, version = self.parser.get_method(), self.parser.get_http_version()
+        method, version = parser.get_method(), parser.get_http_version()
         http10 = version == "1.0"
         if not http10 and version != "1.1":
             raise BadHttp("the request is not valid HTTP/1.1")
-        url = self.url
-        if len(url) > _SHORT_TARGET_BYTES or b"#" in url or not url.startswith(b"/"):
-            url = self.url = self._unusual_target(url, method)
-        path, _, _ = url.partition(b"?")
-        endpoint = self.gateway.endpoints.find(method, path)
+        limits = self.watch.limits
+        endpoints = self._endpoints()
+        if self.url != self._known_url or method != self._known_method or endpoints is not self._known_endpoints:
+            self._find(method, limits.max_head_bytes, endpoints)
+        endpoint, url = self._endpoint, self._origin
         if endpoint is None:
-            check_head(self.headers, http10, self.gateway.connections.limits.max_head_bytes)
+            self.url = url
+            check_head(self.headers, http10, limits.max_head_bytes)
             self._reading = None
             self._leave_to_uvicorn()
             return
         head = self._head_reader.read(self.headers)
         if head is not self._checked or http10:  # the reader gives the same one while the headers stay the same
-            check_head(self.headers, http10, self.gateway.connections.limits.max_head_bytes)
+            check_head(self.headers, http10, self.watch.limits.max_head_bytes)
             self._checked = head
         exchange = Exchange(self.gateway, self, endpoint, method, url, head)
         exchange.http10 = http10
@@ -103,10 +114,26 @@ class HotProtocol(ClientConnection):
             self._regulate()
 
     def _unusual_target(self, target: bytes, method: bytes) -> bytes:
-        most = self.gateway.connections.limits.max_head_bytes
+        most = self.watch.limits.max_head_bytes
         if len(target) > most:
             raise HeadTooLarge(head_too_large_text(most))
         return origin_form(target, method)
+
+    def _endpoints(self) -> Endpoints | None:
+        """What is served before ASGI; None: nothing."""
+        return self.gateway.endpoints
+
+    def _find(self, method: bytes, max_head_bytes: int, endpoints: Endpoints | None) -> None:
+        """Where the request goes. A client mostly asks one thing, so the last answer is kept."""
+        asked, self._known_url = self.url, b""
+        url = origin_form(asked, method)
+        if len(url) > max_head_bytes:
+            raise HeadTooLarge(head_too_large_text(max_head_bytes))
+        path, _, _ = url.partition(b"?")
+        self._endpoint = endpoints.find(method, path) if endpoints is not None else None
+        self._origin = url
+        self._known_method, self._known_endpoints = method, endpoints
+        self._known_url = asked
 
     def _leave_to_uvicorn(self) -> None:
         url, headers, expect = self.url, self.headers, self.expect_100_continue
@@ -167,7 +194,7 @@ class HotProtocol(ClientConnection):
                 if self._ahead_bytes > _READ_AHEAD_BYTES:
                     self._regulate()
             elif exchange.size > self.gateway.limits.max_drained_bytes:
-                self.gateway.connections.count_closed("body_too_large")
+                self.watch.count_closed("body_too_large")
                 exchange.keep_alive = False
                 exchange.refuse(BodyTooLarge(self.gateway.limits.body_too_large_text))
 
@@ -220,7 +247,8 @@ class HotProtocol(ClientConnection):
             return
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        self._regulate()
+        if self.pipeline or self.flow.read_paused or self.flow.write_paused:
+            self._regulate()
         if self._last_word is not None:
             self._say_last_word()
 
@@ -247,6 +275,18 @@ class HotProtocol(ClientConnection):
         super().shutdown()
 
 
+class SideProtocol(HotProtocol):
+    """Of the admin and metrics addresses: the same care for the connection, and nothing before ASGI."""
+
+    def _endpoints(self) -> Endpoints | None:
+        return None
+
+
 def hot_protocol(gateway: Gateway) -> type[HotProtocol]:
     """uvicorn builds its protocols from a class: one that knows this gateway."""
-    return type("GatewayProtocol", (HotProtocol,), {"gateway": gateway})
+    return type("GatewayProtocol", (HotProtocol,), {"gateway": gateway, "watch": gateway.connections})
+
+
+def side_protocol(gateway: Gateway) -> type[SideProtocol]:
+    """For the listeners that are not traffic's, counted apart: a gateway that is full can still be asked why."""
+    return type("AdminProtocol", (SideProtocol,), {"gateway": gateway, "watch": gateway.side_connections})

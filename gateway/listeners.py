@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         app: ASGIApp,
         listener: socket.socket,
         listen: Listen,
-        http: type[asyncio.Protocol] | str,
+        http: type[asyncio.Protocol],
         context: ssl.SSLContext | None,
     ) -> None:
         super().__init__(

@@ -124,6 +124,8 @@ class Metrics(Collector):
         self._routes = frozenset(routes)
         self._classes = frozenset(classes)
         self._backends: dict[str, BackendMetrics] = {}
+        self._answered: dict[tuple[str, str, str, str, int], Counter] = {}
+        """As last looked up; empty after any change of the label values."""
         self._read: Callable[[], Reading] = Reading
         self._registry = registry
         self.set_models(models)
@@ -135,6 +137,15 @@ class Metrics(Collector):
 
     def request(self, route: str, model: str, backend: str, traffic_class: str, status: int) -> Counter:
         """Answered requests. `backend`: NO_BACKEND where none was chosen."""
+        asked = (route, model, backend, traffic_class, status)
+        found = self._answered.get(asked)
+        if found is None:
+            found = self._request(route, model, backend, traffic_class, status)
+            if model in self.models or model == UNKNOWN:  # others are not bounded in number
+                self._answered[asked] = found
+        return found
+
+    def _request(self, route: str, model: str, backend: str, traffic_class: str, status: int) -> Counter:
         return self._of_requests.requests.child(
             route if route in self._routes else UNKNOWN,
             model if model in self.models else UNKNOWN,
@@ -148,6 +159,7 @@ class Metrics(Collector):
         found = self._backends.get(name)
         if found is None:
             found = self._backends[name] = BackendMetrics(self, name)
+            self._answered.clear()
         return found
 
     def model_metrics(self, model: str, backend: str) -> ModelMetrics:
@@ -178,11 +190,13 @@ class Metrics(Collector):
         """Of a config that was reloaded. Series of routes that are gone stay: their counters must not reset."""
         self._routes |= frozenset(routes)
         self.config_id = config_id
+        self._answered.clear()
 
     def set_models(self, models: Iterable[str]) -> None:
         """The models that config and backends name now. Series of those that are gone vanish only where room is needed:
         a backend that is away for a while must not reset counters."""
         names = frozenset(models)
+        self._answered.clear()
         if len(self.models | names) <= MAX_MODELS:
             self.models |= names
             return
@@ -196,6 +210,7 @@ class Metrics(Collector):
 
     def forget_backend(self, name: str) -> None:
         """Its series vanish; whatever still ends on it counts as `unknown` or unseen."""
+        self._answered.clear()
         gone = self._backends.pop(name, None)
         if gone is not None:
             gone.detach()

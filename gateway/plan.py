@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gateway import wiring
 from gateway.access.settings import access_settings
-from gateway.connections import connection_limits
+from gateway.connections import connection_limits, side_limits
 from gateway.endpoints import Endpoints
 from gateway.source_plan import plan_sources
 
@@ -84,7 +84,9 @@ def apply(gateway: Gateway, plan: Plan) -> None:
     gateway.access.apply(plan.access)
     gateway.limits = wiring.request_limits(config)
     gateway.request_buffer.max_bytes = config.listen.max_buffered_bytes
-    gateway.connections.apply(connection_limits(config))
+    limits = connection_limits(config)
+    gateway.connections.apply(limits)
+    gateway.side_connections.apply(side_limits(limits))
     gateway.endpoints = Endpoints(config.listen.paths)
     gateway.metrics.set_config([route.name for route in config.all_routes], config.id)
     gateway.models.replace(plan.builder.configured(), plan.builder.build)

@@ -81,7 +81,10 @@ class Preparer:
         route = endpoint.name
         body = endpoint.read(raw_body, content_type)
         rewrite = guard(raw_body, caller) if caller.tenant else None
-        served_as, model = self._model(endpoint, body.model, caller)
+        if caller.models is None and not endpoint.any_backend:
+            served_as, model = self._models.resolve(body.model)
+        else:
+            served_as, model = self._model(endpoint, body.model, caller)
         if endpoint.prompt is None:
             return self._by_load(endpoint, caller, rewrite, served_as, model, body, len(raw_body))
         encoded: Encoded | Awaitable[Encoded | None] | None = None

@@ -34,11 +34,12 @@ _PARTS: Final = msgspec.json.Decoder(list[_Part])
 
 
 def chat_prompt(body: Body) -> Prompt:
+    messages, tools, arguments = body.messages, body.tools, body.chat_template_kwargs
     return Prompt(
-        messages=bytes(body.messages) if body.messages else None,
-        prompt=None,
-        tools=bytes(body.tools) if body.tools else None,
-        template_arguments=bytes(body.chat_template_kwargs) if body.chat_template_kwargs else None,
+        bytes(messages) if messages else None,
+        None,
+        bytes(tools) if tools else None,
+        bytes(arguments) if arguments else None,
     )
 
 

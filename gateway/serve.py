@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.admin import admin_app, metrics_app
 from gateway.app import Gateway
-from gateway.hot import hot_protocol
+from gateway.hot import hot_protocol, side_protocol
 from gateway.listeners import Server, bind, server_context, url_of
 from gateway.reload import Reloader
 from gateway.watch import FileWatch
@@ -75,10 +75,10 @@ class Process:
         self.reloader = Reloader(gateway, read or (lambda: config), logs)
         gateway.reloader = self.reloader
         self._traffic = Server(traffic_app(gateway), traffic_socket, listen, hot_protocol(gateway), contexts[0])
-        self._admin = Server(admin_app(gateway), admin_socket, listen, "httptools", contexts[1])
+        self._admin = Server(admin_app(gateway), admin_socket, listen, side_protocol(gateway), contexts[1])
         self._metrics: Server | None = None
         if metrics_socket is not None:
-            self._metrics = Server(metrics_app(gateway), metrics_socket, listen, "httptools", None)
+            self._metrics = Server(metrics_app(gateway), metrics_socket, listen, side_protocol(gateway), None)
         self.reloader.renews("listen", self._traffic)
         self.reloader.renews("admin", self._admin)
         self.addresses = Addresses(

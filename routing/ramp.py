@@ -27,7 +27,8 @@ _MOST_WORTH: Final = 2.0
 """Catching up with what the others have must not be a flood either."""
 _LENGTHS: Final = 6.0
 _MOST_CREDIT: Final = 2.0
-_TOGETHER: Final = 0.5
+TOGETHER: Final = 0.5
+"""Of a slow start: backends that are no further apart count as one start."""
 
 
 @dataclass(slots=True)
@@ -60,7 +61,7 @@ def held_back(candidates: Sequence[Candidate], ramps: Mapping[InstanceId, Ramp],
         and candidate.instance != home
         and (ramp := ramps.get(candidate.instance)) is not None
         and ramp.credit < 1.0
-        and ramp.began_s - oldest_s > _TOGETHER * ramp.slow_start_s
+        and ramp.began_s - oldest_s > TOGETHER * ramp.slow_start_s
     ]
 
 

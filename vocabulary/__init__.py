@@ -36,6 +36,8 @@ class Trust(enum.StrEnum):
 class Kind(enum.StrEnum):
     """Why a request went where it went: the closed list of `x-warmroute-decision`."""
 
+    __hash__ = str.__hash__  # Enum's own runs Python, and kinds are looked up for every request
+
     SESSION = "session"  # to the backend that served the session's last turn
     PREFIX = "prefix"  # to a backend that holds a part of the prompt
     LOAD = "load"  # nothing cached spoke for a backend

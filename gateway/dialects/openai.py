@@ -52,6 +52,10 @@ def read_answer(text: bytes) -> tuple[Usage | None, str | None]:
     return _usage(text), None
 
 
+def _document() -> JsonObserver:
+    return JsonObserver(read_answer)
+
+
 class ChatStream(StreamObserver):
     """Chunks, then `[DONE]`."""
 
@@ -92,7 +96,7 @@ class OpenAI:
         return b"data: " + json.dumps({"error": fields}).encode() + b"\n\n"
 
     def observer(self, head: ResponseHead) -> Observer:
-        return choose_observer(head, ChatStream, lambda: JsonObserver(read_answer))
+        return choose_observer(head, ChatStream, _document)
 
 
 class Other(OpenAI):

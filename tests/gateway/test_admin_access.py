@@ -107,3 +107,39 @@ async def test_a_reload_from_the_command_line_shows_every_problem() -> None:
         async with command("reload", "--admin", gateway.admin_url) as process:
             assert await process.ended() == 2
             assert len([line for line in process.lines if "limits." in line]) == 2
+
+
+async def test_a_gateway_whose_clients_fill_it_can_still_be_asked() -> None:
+    async with (
+        ScriptedUpstream() as upstream,
+        running_gateway([upstream.url], listen={"max_connections": 1}) as gateway,
+        gateway.client() as first,
+    ):
+        assert (await first.ask(chat())).status == 200
+        async with gateway.client() as second:
+            assert (await second.receive()).status == 503
+        assert await status_of(gateway, "GET", "/admin/v1/status") == 200
+
+
+async def test_slow_and_oversized_callers_are_cut_off_here_too() -> None:
+    listen = {"header_timeout_s": 0.2, "max_header_kb": 1}
+    admin = {"metrics_bind": "127.0.0.1:0"}
+    async with ScriptedUpstream() as upstream, running_gateway([upstream.url], listen=listen, admin=admin) as gateway:
+        metrics_url = gateway.process.addresses.metrics
+        assert metrics_url is not None
+        for url in (gateway.admin_url, metrics_url):
+            async with client_of(url) as client:
+                client.writer.write(b"GET /metrics HTTP/1.1\r\nhost: local")
+                assert (await client.receive()).status == 408
+            async with client_of(url) as client:
+                response = await client.ask(
+                    b"", path="/metrics", method="GET", headers={"host": "localhost", "x": "y" * 2000}
+                )
+                assert response.status == 431
+
+
+async def test_the_admin_port_is_no_way_to_the_backends() -> None:
+    async with ScriptedUpstream() as upstream, running_gateway([upstream.url]) as gateway:
+        for path in ("/v1/chat/completions", "/v1/messages", "/v1/models"):
+            assert await status_of(gateway, "POST", path) == 404
+        assert not upstream.requests

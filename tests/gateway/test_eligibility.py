@@ -187,6 +187,17 @@ def test_ramps_end_and_can_be_switched_off(fleet: Controlled) -> None:
     assert fleet.fleet.worth(backend.instance.id, fleet.now_s) == 1.0
 
 
+def test_a_fleet_that_starts_together_has_no_ramps(fleet: Controlled) -> None:
+    fleet.fleet.set_slow_start(20.0)
+    backends = [fleet.add(name) for name in "abc"]
+    for backend in backends:
+        backend.health.state = State.UNKNOWN
+    for backend, began_s in zip(backends, (0.0, 9.9, 10.0), strict=True):
+        backend.health.state = State.UP
+        fleet.fleet.ease_in(backend.instance, fleet.now_s + began_s)
+    assert list(fleet.fleet.ramps) == [backends[2].instance.id], "half a slow start apart: no start together"
+
+
 def test_a_ramp_ends_with_its_instance(fleet: Controlled) -> None:
     backend = newcomer(fleet)
     old = backend.instance

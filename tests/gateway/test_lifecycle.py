@@ -99,6 +99,7 @@ async def test_the_log_says_when_it_drains_and_once_when_it_is_empty(fleet: Cont
 async def test_back_from_a_rest_it_is_eased_in_only_if_it_began_anew(fleet: Controlled) -> None:
     fleet.fleet.set_slow_start(20.0)
     backend = fleet.add("a")
+    fleet.add("elder")
     fleet.now_s += 100
     fleet.control.drain("a")
     fleet.now_s += 100

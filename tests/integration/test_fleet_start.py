@@ -50,23 +50,26 @@ async def test_o60_starts_with_any_subset_down_and_the_late_ones_join(down: tupl
             await upstream.shut()
 
 
-async def test_whoever_is_new_or_back_is_eased_in() -> None:
-    health = {"interval_s": 0.05, "slow_start_s": 600, "fail_threshold": 1}
-    async with ScriptedUpstream() as upstream, running_gateway([upstream.url], health=health) as gw:
+async def test_whoever_is_new_or_back_beside_older_ones_is_eased_in() -> None:
+    health = {"interval_s": 0.05, "slow_start_s": 2, "fail_threshold": 1}
+    async with ScriptedUpstream() as a, ScriptedUpstream() as b, running_gateway([a.url, b.url], health=health) as gw:
+        fleet = gw.gateway.fleet
 
-        def ramps() -> bool:
-            return list(gw.gateway.fleet.ramps) == [backend(gw, "a").instance.id]
+        def eased() -> bool:
+            return list(fleet.ramps) == [backend(gw, "a").instance.id]
 
-        assert ramps()
-        gw.gateway.fleet.ramps.clear()
-        upstream.metrics = upstream.metrics.replace("seconds 1000", "seconds 2000")
-        await gw.until(lambda _: ramps())
-        gw.gateway.fleet.ramps.clear()
-        upstream.health_status = 500
+        await gw.until(lambda g: all(one.health.state is State.UP for one in g.registry))
+        assert not fleet.ramps, "they start together"
+        await asyncio.sleep(1.1)
+        a.metrics = a.metrics.replace("seconds 1000", "seconds 2000")
+        await gw.until(lambda _: eased())
+        fleet.ramps.clear()
+        a.health_status = 500
         await gw.until(lambda _: backend(gw, "a").health.state is State.DOWN)
-        upstream.health_status = 200
-        await gw.until(lambda _: ramps())
-        assert (await status_of(gw, "a"))["slow_start"] == 0.1
+        a.health_status = 200
+        await gw.until(lambda _: eased())
+        assert (await status_of(gw, "a"))["slow_start"] < 1
+        assert (await status_of(gw, "b"))["slow_start"] == 1
 
 
 async def test_o69_after_five_changes_there_is_one_checker_and_it_checks() -> None:
