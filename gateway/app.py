@@ -147,9 +147,11 @@ class Gateway:
         running = list(self._tasks)
 
         async def close_later() -> None:
-            if running:
-                await asyncio.wait(running)
-            builder.close(successor)
+            try:
+                if running:
+                    await asyncio.wait(running)
+            finally:
+                builder.close_but(successor)
 
         self.spawn(close_later())
 

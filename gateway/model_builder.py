@@ -47,15 +47,22 @@ class ModelBuilder:
         self._on_mismatch = on_mismatch
         self._states: dict[str, PolicyState] = {} if before is None else before._states
         self._policies = {route.name: wiring.policy(route) for route in config.all_routes}
-        known = {} if before is None else before._encoders
-        self._encoders: dict[EncoderKey, Encoder] = {}
-        for entry in config.models:
-            if entry.encoding == "tokens":
-                key = _encoder_key(entry)
-                self._encoders[key] = known.get(key) or self._load(entry)
+        self._encoders: dict[str, tuple[EncoderKey, Encoder]] = {}
+        """By model, with what the files were when they were read."""
+        try:
+            for entry in config.models:
+                if entry.encoding == "tokens":
+                    self._encoders[entry.name] = self._encoder(entry, before)
+        except BaseException:
+            self.close_but(before)
+            raise
 
-    def _load(self, entry: ModelConfig) -> Encoder:
-        return wiring.tokens_encoder(entry, self._secret, partial(self._on_mismatch, entry.name))
+    def _encoder(self, entry: ModelConfig, before: ModelBuilder | None) -> tuple[EncoderKey, Encoder]:
+        key = _encoder_key(entry)
+        known = before._encoders.get(entry.name) if before is not None else None
+        if known is not None and known[0] == key:
+            return known
+        return key, wiring.tokens_encoder(entry, self._secret, partial(self._on_mismatch, entry.name))
 
     def configured(self) -> dict[str, Model]:
         """The models of the config by every name they have."""
@@ -70,7 +77,7 @@ class ModelBuilder:
         entry, route = config.model(name), config.route(name)
         encoder = self._fallback
         if entry is not None and entry.encoding == "tokens":
-            encoder = self._encoders[_encoder_key(entry)]
+            _, encoder = self._encoders[entry.name]
         state = self._states.get(name)
         if state is None:
             state = self._states[name] = PolicyState(rng=random.Random(), config_id=config.id)
@@ -84,10 +91,14 @@ class ModelBuilder:
             ratios=self._ratios if encoder is self._fallback else None,
         )
 
-    def close(self, successor: ModelBuilder | None = None) -> None:
-        """End the encoders that the successor does not go on with."""
-        kept = () if successor is None else {id(encoder) for encoder in successor._encoders.values()}
-        for encoder in self._encoders.values():
+    def close(self) -> None:
+        """End the encoders."""
+        self.close_but(None)
+
+    def close_but(self, other: ModelBuilder | None) -> None:
+        """End those that the other builder does not have: the one before, or the one after."""
+        kept = () if other is None else {id(encoder) for _, encoder in other._encoders.values()}
+        for _, encoder in self._encoders.values():
             if id(encoder) not in kept:
                 encoder.close()
 

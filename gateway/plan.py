@@ -55,7 +55,7 @@ async def next_plan(gateway: Gateway, config: Config) -> Plan:
         sources = await asyncio.to_thread(plan_sources, config, gateway.rng, before.sources)
         return Plan(config, builder, *_backends(config, known, before.connections), access, sources)
     except BaseException:
-        builder.close(before.builder)
+        builder.close_but(before.builder)
         raise
 
 
