@@ -70,6 +70,7 @@ async def soak(folder: Path, minutes: float, warm_up_minutes: float, clients: in
             await engine.start()
         stack.push_async_callback(gateway.end)
         await gateway.start()
+        await gateway.status()  # from here on one connection of our own is open
         await asyncio.sleep(3)
         files_before = gateway.open_files
         trouble = Trouble(gateway, engines, settings["backends"], seed)
