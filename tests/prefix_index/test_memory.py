@@ -213,6 +213,6 @@ def test_o40_a_million_unique_prompts_in_flat_memory_and_steady_time() -> None:
         assert index.match(BlockKeys(head + fresh[:KEY_BYTES])) == {worker: len(head) // KEY_BYTES}, "long evicted"
     assert evicted[-1] == rounds * each + len(head) // KEY_BYTES - index.stats().entries
     assert max(nodes) == min(nodes)
-    assert memory_mib[-1] - memory_mib[1] < 8
+    assert memory_mib[-1] - memory_mib[1] < 32
     assert sorted(times_s)[rounds // 2] < 5 * times_s[0]
     check_tree(index)
