@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PEERS := build/peers
+VLLM := build/vllm
 
-.PHONY: run test lint bench bench-replay soak clean
+.PHONY: run test test-vllm lint bench bench-replay soak clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,6 +19,13 @@ run: $(STAMP)
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest -n auto
+
+$(VLLM)/.ready: tests/real/vllm/install.py
+	$(PYTHON) tests/real/vllm/install.py $(VLLM)
+	touch $@
+
+test-vllm: $(STAMP) $(VLLM)/.ready
+	WARMROUTE_VLLM=$(VLLM)/bin/python $(BIN)/python -m pytest --timeout 600 tests/real/vllm
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

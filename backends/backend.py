@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from backends.engines.protocol import EngineName
     from backends.health import Health
     from backends.instance import Instance
     from backends.transport import Upstream
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
 
 DrainReason = Literal["admin", "discovery", "config"]
 """Who wants it to take no new requests: an operator, the source that found it, a config that no longer has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where an engine's KV events come from (ZMQ)."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+    """What was missed can be asked for there."""
+    topic: str = ""
+    bind: bool = False
+    """The engine connects to us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +48,9 @@ class BackendSpec:
     """The engine schedules by the request's priority instead of its arrival."""
     prefill_s_per_token: float | None = None
     prefill_s_per_token2: float | None = None
-    takes_cache_salt: bool = True
-    """It knows the field; others refuse what they do not know."""
-    has_metrics: bool = True
-    """It may be asked for load figures at `/metrics`."""
+    engine: EngineName | None = None
+    """None: found out from its answers."""
+    events: EventSource | None = None
 
 
 class Backend:
@@ -48,12 +60,14 @@ class Backend:
         "drain_reasons",
         "draining",
         "draining_since_s",
+        "engine_seen",
         "former",
         "health",
         "instance",
         "last_error",
         "model_cards",
         "models",
+        "restarts",
         "spec",
         "upstream",
     )
@@ -65,6 +79,8 @@ class Backend:
         self.instance: Instance
         self.former: list[Instance] = []
         """Earlier lives on which requests still run."""
+        self.restarts = 0
+        """Lives before this one."""
         self.models: tuple[str, ...] = spec.models
         """Model ids that it serves; from the config, else from its `/v1/models`."""
         self.model_cards: dict[str, dict[str, Any]] = {}
@@ -73,6 +89,8 @@ class Backend:
         """Takes no new requests; for reading."""
         self.drain_reasons: tuple[DrainReason, ...] = ()
         self.draining_since_s = 0.0
+        self.engine_seen: EngineName | None = None
+        """What its answers say it is, whatever the config says."""
         self.last_error: str | None = None
         """Class name of the last failed probe's error."""
 

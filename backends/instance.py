@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from backends.backend import Backend
+    from backends.engines import Engine
     from backends.load import EngineLoad
     from vocabulary import InstanceId
 
@@ -66,6 +67,7 @@ class Instance:
     __slots__ = (
         "_on_idle",
         "backend",
+        "engine",
         "engine_load",
         "id",
         "in_flight",
@@ -87,6 +89,8 @@ class Instance:
         self.pending_prefill_s = 0.0
         self.pending_uncached_tokens = 0.0
         self.last_first_token_s = started_s
+        self.engine: Engine | None = None
+        """None until the config or its answers tell which it is."""
         self.engine_load: EngineLoad | None = None
         """Last scrape of the engine's own metrics."""
         self.retired = False
@@ -124,6 +128,10 @@ class Instance:
         else:  # exactly zero, whatever the order of float additions was
             self.pending_prefill_s = 0.0
             self.pending_uncached_tokens = 0.0
+
+    def takes_cache_salt(self, target: bytes) -> bool:
+        """An engine that is not known yet gets the salt: to be refused is better than to share a cache."""
+        return self.engine is None or self.engine.takes_cache_salt(target)
 
     def progress_s(self, now_s: float) -> float:
         """How long the instance can have worked on the head of its pending requests, seconds; 0 if nothing is pending.

@@ -1,10 +1,10 @@
-"""Reads an engine's own load figures from its Prometheus `/metrics` text (names: vLLM and SGLang)."""
+"""An engine's own load figures, and the reading of Prometheus text. Which names an engine has is its adapter's."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -25,64 +25,48 @@ class EngineLoad:
     """Tokens per KV block (SGLang: per page)."""
     start_time_s: float | None = None
     """Unix time at which the engine's process began: a change is a restart."""
+    prefix_cache: bool | None = None
+    """It reuses the KV blocks of earlier prompts."""
 
 
-_RUNNING: Final = ("vllm:num_requests_running", "sglang:num_running_reqs")
-_WAITING: Final = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
-_USAGE: Final = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
-_CONFIG: Final = ("vllm:cache_config_info", "sglang:cache_config_info")
-_PREFIXES: Final = (
-    *(*_RUNNING, *_WAITING, *_USAGE, *_CONFIG),
-    "sglang:max_total_num_tokens",
-    "process_start_time_seconds",
-)
+class Samples:
+    """Values of several engine ranks or models in one process stand side by side under one name."""
+
+    __slots__ = ("_labels", "_values")
+
+    def __init__(self, values: Mapping[str, list[float]], labels: Mapping[str, list[Mapping[str, str]]]) -> None:
+        self._values = values
+        self._labels = labels
+
+    def total(self, name: str) -> int | None:
+        values = self._values.get(name)
+        return int(sum(values)) if values else None
+
+    def mean(self, *names: str) -> float | None:
+        """Of the first of these names that is there."""
+        values = next((self._values[name] for name in names if name in self._values), None)
+        return sum(values) / len(values) if values else None
+
+    def first(self, name: str) -> float | None:
+        values = self._values.get(name)
+        return values[0] if values else None
+
+    def labels(self, name: str) -> list[Mapping[str, str]]:
+        return self._labels.get(name, [])
+
+    def has_prefix(self, prefix: str) -> bool:
+        return any(name.startswith(prefix) for name in self._labels)
 
 
-def parse_load(text: str) -> EngineLoad:
-    """Values of several engine ranks or models in one process are summed (usage: their mean). Raises ValueError on text
-    that is no Prometheus exposition."""
+def read_samples(page: bytes, names: tuple[str, ...]) -> Samples:
+    """Samples whose names begin with one of these. Raises ValueError on text that is no Prometheus exposition."""
     values: dict[str, list[float]] = {}
-    configs: list[Mapping[str, str]] = []
+    labels: dict[str, list[Mapping[str, str]]] = {}
     # an engine's page has thousands of lines; the library's parser sees only the few that matter
-    lines = [line for line in text.splitlines() if line.startswith(_PREFIXES)]
+    lines = [line for line in page.decode().splitlines() if line.startswith(names)]
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:
-            if sample.name in _CONFIG:
-                configs.append(sample.labels)
-            elif math.isfinite(sample.value):
+            labels.setdefault(sample.name, []).append(sample.labels)
+            if math.isfinite(sample.value):
                 values.setdefault(sample.name, []).append(sample.value)
-    usage = _first(values, _USAGE)
-    capacity, block_size = _cache_size(configs)
-    if (total := values.get("sglang:max_total_num_tokens")) is not None:
-        capacity = int(sum(total))
-    start = values.get("process_start_time_seconds")
-    return EngineLoad(
-        running=_total(_first(values, _RUNNING)),
-        waiting=_total(_first(values, _WAITING)),
-        kv_usage=sum(usage) / len(usage) if usage else None,
-        capacity_tokens=capacity,
-        block_size=block_size,
-        start_time_s=start[0] if start else None,
-    )
-
-
-def _first(values: Mapping[str, list[float]], names: tuple[str, ...]) -> list[float] | None:
-    return next((values[name] for name in names if name in values), None)
-
-
-def _total(values: list[float] | None) -> int | None:
-    return None if values is None else int(sum(values))
-
-
-def _cache_size(configs: list[Mapping[str, str]]) -> tuple[int | None, int | None]:
-    """(capacity in tokens, block size) from the info labels; an engine that does not know them yet says `None`."""
-    capacity: int | None = None
-    block_size: int | None = None
-    for labels in configs:
-        size = labels.get("block_size") or labels.get("page_size")
-        count = labels.get("num_gpu_blocks") or labels.get("num_pages")
-        if size is not None and size.isdigit():
-            block_size = int(size)
-            if count is not None and count.isdigit():
-                capacity = (capacity or 0) + int(size) * int(count)
-    return capacity, block_size
+    return Samples(values, labels)

@@ -1,4 +1,5 @@
-"""Active probes: one task per backend asks for health, models and load. Off the request path, on httpx2.
+"""Active probes: one task per backend asks for health and models, and has its engine read in between. Off the request
+path, on httpx2.
 
 Invariant: a backend that is watched has exactly one task until it is dropped, whatever its answers and whatever else is
 added, replaced or reconfigured (O69).
@@ -12,12 +13,14 @@ import errno
 import json
 import socket
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 
+from backends.engines import ENGINES, Page
+from backends.engines.reader import EngineReader
 from backends.health import State
-from backends.load import EngineLoad, parse_load
 from backends.local_errors import is_local
 
 if TYPE_CHECKING:
@@ -26,13 +29,16 @@ if TYPE_CHECKING:
     from backends.backend import Backend
     from backends.registry import Registry
 
-_RESTART_TOLERANCE_S: Final = 1.0  # a start time read twice may differ in its last digits
 _MAX_ANSWER_BYTES: Final = 16 << 20
+_HEALTH: Final = "/health"
+_MODELS: Final = "/v1/models"
+_NOT_THERE: Final = (404, 405, 501)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbePolicy:
-    path: str = "/health"
+    path: str | None = None
+    """None: as the engine has it."""
     interval_s: float = 5.0
     timeout_s: float = 5.0
     """Of each answer as a whole."""
@@ -55,12 +61,18 @@ class Prober:
     """`stop` ends all tasks; `watch` and `drop` follow the fleet."""
 
     def __init__(
-        self, registry: Registry, policy: ProbePolicy, clock: Callable[[], float], on_change: Callable[[Backend], None]
+        self,
+        registry: Registry,
+        policy: ProbePolicy,
+        clock: Callable[[], float],
+        on_change: Callable[[Backend], None],
+        on_engine: Callable[[Backend], None] = lambda _: None,
     ) -> None:
         self._registry = registry
         self._policy = policy
         self._clock = clock
         self._on_change = on_change
+        self._on_engine = on_engine
         self._watches: dict[Backend, _Watch] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -123,28 +135,30 @@ class Prober:
         async with httpx2.AsyncClient(
             base_url=f"{scheme}://{endpoint.authority}", headers=headers, verify=verify, trust_env=False
         ) as client:
+            reader = EngineReader(
+                self._registry, backend, partial(self._page, client, backend), self._on_change, self._on_engine
+            )
             while True:
                 next_probe_s = self._clock() + self._policy.interval_s
-                await self._probe(client, backend)
+                await self._probe(client, backend, reader)
                 watch.probed.set()
                 while (wait_s := next_probe_s - self._clock()) > 0:
                     if backend.health.state is not State.DOWN:
-                        await self._scrape(client, backend)
+                        await reader.read()
                     if await _pause(watch.policy_changed, min(wait_s, self._policy.metrics_interval_s)):
                         break
 
-    async def _probe(self, client: httpx2.AsyncClient, backend: Backend) -> None:
+    async def _probe(self, client: httpx2.AsyncClient, backend: Backend, reader: EngineReader) -> None:
         health = backend.health
         try:
-            await self._get(client, backend, self._policy.path)
-            await self._ask_models(client, backend)
+            asked = await self._ask_health(client, backend)
+            await self._ask_models(client, backend, is_health=not asked)
         except Exception as error:  # the root of this task: whatever an answer does to us, the next probe comes
             backend.last_error = type(error).__name__
             self._failed(backend, error)
             return
         if health.state in (State.DOWN, State.UNKNOWN):
-            returned = health.state is State.DOWN
-            await self._scrape(client, backend, returned=returned)
+            await reader.read(returned=health.state is State.DOWN)
         backend.last_error = None
         if health.probe_passed():
             self._on_change(backend)
@@ -159,12 +173,28 @@ class Prober:
         if backend.health.probe_failed(self._clock(), grace_s, refused=refused):
             self._on_change(backend)
 
-    async def _ask_models(self, client: httpx2.AsyncClient, backend: Backend) -> None:
+    async def _ask_health(self, client: httpx2.AsyncClient, backend: Backend) -> bool:
+        """False where its model list is its health: nobody said that it has a path of its own, and it has none."""
+        engine = backend.spec.engine
+        path = self._policy.path or (_HEALTH if engine is None else ENGINES[engine].health_path)
+        if path == _MODELS:
+            return False
+        try:
+            await self._get(client, backend, path)
+        except httpx2.HTTPStatusError as error:
+            if self._policy.path is None and engine is None and error.response.status_code in _NOT_THERE:
+                return False
+            raise
+        return True
+
+    async def _ask_models(self, client: httpx2.AsyncClient, backend: Backend, *, is_health: bool) -> None:
         """Raises ValueError or HTTPError where there is no model list, unless the config names the models."""
         try:
-            entries = json.loads(await self._get(client, backend, "/v1/models"))["data"]
+            entries = json.loads(await self._get(client, backend, _MODELS))["data"]
             cards = {str(entry["id"]): dict(entry) for entry in entries}
         except (KeyError, TypeError, ValueError, RecursionError, httpx2.HTTPStatusError) as error:
+            if is_health and isinstance(error, httpx2.HTTPStatusError) and error.response.status_code >= 500:
+                raise
             if backend.spec.models:
                 return
             raise ValueError("no model list") from error
@@ -172,7 +202,15 @@ class Prober:
         self._registry.set_models(backend, backend.spec.models or tuple(cards))
 
     async def _get(self, client: httpx2.AsyncClient, backend: Backend, path: str) -> bytes:
-        """The body of a 2xx answer, whole, within the probe's timeout: one that trickles must not hold the task."""
+        """The body of a 2xx answer."""
+        page = await self._page(client, backend, path)
+        if not 200 <= page.status < 300:
+            request = httpx2.Request("GET", path)
+            raise httpx2.HTTPStatusError("unhealthy", request=request, response=httpx2.Response(page.status))
+        return page.body
+
+    async def _page(self, client: httpx2.AsyncClient, backend: Backend, path: str) -> Page:
+        """A whole answer within the probe's timeout: one that trickles must not hold the task."""
         timeout_s = self._policy.timeout_s
         name = backend.spec.endpoint.server_hostname
         extensions = {"sni_hostname": name} if name else {}
@@ -180,31 +218,12 @@ class Prober:
             asyncio.timeout(timeout_s),
             client.stream("GET", path, timeout=timeout_s, extensions=extensions) as response,
         ):
-            if not response.is_success:
-                raise httpx2.HTTPStatusError("unhealthy", request=response.request, response=response)
             body = bytearray()
             async for part in response.aiter_bytes():
                 body += part
                 if len(body) > _MAX_ANSWER_BYTES:
                     raise ValueError("the answer is too large")
-            return bytes(body)
-
-    async def _scrape(self, client: httpx2.AsyncClient, backend: Backend, *, returned: bool = False) -> None:
-        """Engines without metrics are fine. A backend that `returned` from being down counts as restarted, unless its
-        metrics say that the process is the same."""
-        before = backend.instance.engine_load
-        load: EngineLoad | None = None
-        if backend.spec.has_metrics:
-            with contextlib.suppress(Exception):  # as above: a page that cannot be read costs its figures only
-                load = parse_load((await self._get(client, backend, "/metrics")).decode())
-        if returned or (before is not None and load is not None and _restarted(before, load)):
-            same = before is not None and load is not None and _same_process(before, load)
-            if not same:
-                self._registry.restart(backend)
-                if not returned:  # else the probe tells, once it is up
-                    self._on_change(backend)
-        if load is not None:
-            self._registry.set_load(backend, load)
+            return Page(response.status_code, response.headers, bytes(body))
 
 
 async def _pause(early: asyncio.Event, seconds: float) -> bool:
@@ -242,13 +261,3 @@ def _refused(error: Exception) -> bool:
         isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno == errno.ENETUNREACH)
         for cause in _causes(error)
     )
-
-
-def _restarted(before: EngineLoad, after: EngineLoad) -> bool:
-    if before.start_time_s is None or after.start_time_s is None:
-        return False
-    return abs(after.start_time_s - before.start_time_s) > _RESTART_TOLERANCE_S
-
-
-def _same_process(before: EngineLoad, after: EngineLoad) -> bool:
-    return before.start_time_s is not None and after.start_time_s is not None and not _restarted(before, after)

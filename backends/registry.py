@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING, Protocol
 
 from backends.backend import Backend, BackendSpec
+from backends.engines import ENGINES
 from backends.health import Health, HealthPolicy
 from backends.instance import Instance
 from vocabulary import BackendId, InstanceId
@@ -13,6 +14,7 @@ from vocabulary import BackendId, InstanceId
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from backends.engines import Engine
     from backends.load import EngineLoad
     from backends.transport import Upstream
 
@@ -91,6 +93,8 @@ class Registry:
         before, backend.spec = backend.spec, spec
         if spec.models != before.models:
             self.set_models(backend, spec.models or tuple(backend.model_cards))
+        if spec.engine is not before.engine:
+            backend.instance.engine = _engine(spec)
         for listener in self._listeners:
             listener.spec_changed(backend.instance)
         return backend
@@ -107,6 +111,7 @@ class Registry:
         if self._backends.get(backend.name) is not backend:  # it has left: nobody would retire the new life
             return backend.instance
         old = backend.instance
+        backend.restarts += 1
         self._retire(old)
         if old.in_flight:
             backend.former.append(old)
@@ -149,6 +154,7 @@ class Registry:
 
     def _start_instance(self, backend: Backend) -> Instance:
         instance = Instance(InstanceId(next(self._instance_ids)), backend, self._clock())
+        instance.engine = _engine(backend.spec)
         backend.instance = instance
         for listener in self._listeners:
             listener.instance_started(instance)
@@ -166,3 +172,7 @@ class Registry:
                 by_model.setdefault(model, []).append(backend)
         self._by_model = {model: tuple(backends) for model, backends in by_model.items()}
         self._models_changed()
+
+
+def _engine(spec: BackendSpec) -> Engine | None:
+    return ENGINES[spec.engine] if spec.engine is not None else None

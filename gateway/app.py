@@ -8,13 +8,16 @@ import os
 import random
 import secrets
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry
 
+from backends.engines.reader import contradiction
 from backends.health import State
 from backends.prober import Prober
 from backends.registry import Registry
+from backends.token_client import TokenClient
 from backends.upstream import Pool
 from gateway import wiring
 from gateway.access.access import Access
@@ -22,8 +25,11 @@ from gateway.batch import Batch
 from gateway.connections import Connections, connection_limits, side_limits
 from gateway.eligibility import may_get
 from gateway.endpoints import Endpoints
+from gateway.engine_tokens import EngineTokens
+from gateway.feeds import Feeds
 from gateway.fleet import FleetState
 from gateway.fleet_sources import FleetSources
+from gateway.key_space import KeySpaces
 from gateway.lifecycle import FleetControl
 from gateway.limits import RequestBuffer
 from gateway.logs import get_logger
@@ -36,6 +42,7 @@ from gateway.readings import BackendReading, Reading
 from gateway.request_ids import RequestIds
 from gateway.response_ids import ResponseIds
 from gateway.router import Router
+from gateway.self_check import SelfCheck
 from gateway.sessions import SessionStore
 from prefix_index.encoding.bytes_encoder import BytesEncoder
 from prefix_index.encoding.ratio import BytesPerToken
@@ -92,15 +99,22 @@ class Gateway:
         self.registry = Registry(wiring.health_policy(config), self._pool, clock, self.models_changed)
         self.fleet = FleetState(self.index, self.sessions, self.metrics)
         self.fleet.set_slow_start(config.health.slow_start_s)
+        self.fleet.calibration.log = self.log
         self.registry.listen(self.fleet)
+        spaces = KeySpaces(lambda: self.config, self._secret)
+        self.feeds = Feeds(self.index, self.fleet, spaces, clock, self._loop, self.log)
+        self.registry.listen(self.feeds)
+        self.fleet.calibration.of_feed = self.feeds.finding
         self._bytes = BytesEncoder(self._secret)
         self._ratios = BytesPerToken()
-        builder = ModelBuilder(config, self._secret, self._bytes, self._ratios, self._encoding_differs)
+        self.token_client = TokenClient()
+        builder = self._builder(config, None)
         self.plan = first_plan(config, builder, self.rng)
         self.access = Access(self.plan.access, self._secret, self.metrics.access, self._keys_failed, clock=clock)
         self.models = Models(builder.configured(), builder.build, self.registry)
         self.response_ids = ResponseIds(self._secret)
         self.preparer = Preparer(self.models, self.metrics, self._secret, use_lineage=sessions.lineage)
+        self.preparer.ask_usage = config.telemetry.ask_usage
         self.router = Router(
             self.registry,
             self.index,
@@ -112,10 +126,13 @@ class Gateway:
             fail_open=config.health.fail_open,
             on_health=self._health_changed,
         )
-        self.prober = Prober(self.registry, wiring.probe_policy(config), clock, self._health_changed)
+        policy = wiring.probe_policy(config)
+        self.prober = Prober(self.registry, policy, clock, self._health_changed, self._engine_found)
         self.control = FleetControl(self.registry, self.prober, self.fleet, self.metrics, clock, self.log)
         self.sources = FleetSources(self.control, self.registry, clock, self.rng, self.log)
         self.sources.apply(self.plan.sources)
+        self.self_check = SelfCheck(self.registry, self.token_client, clock, self.log)
+        self.self_check.apply(builder.subjects())
         for spec in self.plan.specs:
             self.registry.add(spec)
 
@@ -139,8 +156,18 @@ class Gateway:
 
     def next_builder(self, config: Config) -> ModelBuilder:
         """May run in a thread. Raises ConfigError."""
-        before = self.plan.builder
-        return ModelBuilder(config, self._secret, self._bytes, self._ratios, self._encoding_differs, before)
+        return self._builder(config, self.plan.builder)
+
+    def _builder(self, config: Config, before: ModelBuilder | None) -> ModelBuilder:
+        return ModelBuilder(
+            config,
+            self._secret,
+            self._bytes,
+            self._ratios,
+            self._encoding_differs,
+            before,
+            token_source=partial(EngineTokens, self.registry, self.token_client),
+        )
 
     def retire(self, builder: ModelBuilder, successor: ModelBuilder) -> None:
         """Its encoders end when the requests that are being encoded now have been."""
@@ -166,6 +193,8 @@ class Gateway:
         """Begin to probe; returns when each backend was probed once, or after the timeout: a fleet that is down is no
         reason not to start (O60)."""
         self.control.start()
+        self.feeds.start()
+        self.self_check.start()
         self.connections.start()
         self.side_connections.start()
         await self.access.start()
@@ -178,8 +207,10 @@ class Gateway:
         """End what still runs; called when no client is connected any more."""
         self.connections.stop()
         self.side_connections.stop()
+        self.feeds.stop()
         await self.sources.stop()
         await self.control.stop()
+        await self.self_check.stop()
         await self.access.stop()
         await self.prober.stop()
         tasks = list(self._tasks)
@@ -187,6 +218,7 @@ class Gateway:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        await self.token_client.close()
         for backend in self.registry:
             await backend.upstream.close()
         self.plan.builder.close()
@@ -233,7 +265,7 @@ class Gateway:
         self.log.warning("request_refused", code=error.code, endpoint=endpoint, request_id=request_id.decode("latin-1"))
 
     def _read(self) -> Reading:
-        index = self.index.stats()
+        index, now_s = self.index.stats(), self.clock()
         return Reading(
             backends=[
                 BackendReading(
@@ -242,15 +274,20 @@ class Gateway:
                     draining=backend.draining,
                     in_flight=backend.in_flight,
                     pending_uncached_tokens=backend.instance.pending_uncached_tokens,
-                    trust=self.fleet.of(backend.instance).trust,
+                    trust=state.trust,
+                    bias=state.record.bias,
+                    suspect=suspect.cause if suspect is not None else None,
                 )
                 for backend in self.registry
+                for state in (self.fleet.of(backend.instance),)
+                for suspect in (self.fleet.calibration.suspected(state, now_s),)
             ],
             discovery=self.sources.readings(),
             connections=len(self.connections),
             request_bytes_buffered=self.request_buffer.used,
             sessions=self.sessions.stats().sessions,
             reloads=self.reloader.reading() if self.reloader is not None else None,
+            parity=self.self_check.readings(),
             index_blocks=index.blocks,
             index_entries=index.entries,
             index_evicted_total=index.evicted_total,
@@ -260,6 +297,14 @@ class Gateway:
         """Other names are served, or configured."""
         self.metrics.set_models({*self.registry.models, *(model.name for model in self.config.models)})
         self.models.forget_unserved()
+        self.feeds.review()
+
+    def _engine_found(self, backend: Backend) -> None:
+        engine, other = backend.instance.engine, contradiction(backend)
+        if engine is not None:
+            self.log.info("backend_engine", backend=backend.name, engine=engine.name.value)
+        if other is not None:
+            self.log.warning("engine_contradicts", backend=backend.name, config=backend.spec.engine, answers=other)
 
     def _health_changed(self, backend: Backend) -> None:
         state = backend.health.state

@@ -35,6 +35,14 @@ class Body(msgspec.Struct, gc=False):
     instructions: msgspec.Raw = _ABSENT
     input: msgspec.Raw = _ABSENT
     previous_response_id: Any = None
+    stream_options: msgspec.Raw = _ABSENT
+    reasoning_effort: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    documents: Any = None
+    thinking: Any = None
+    output_config: Any = None
+    reasoning: Any = None
 
     @property
     def streams(self) -> bool:
@@ -56,6 +64,7 @@ _RAW_FIELDS: Final = (
     "system",
     "instructions",
     "input",
+    "stream_options",
 )
 _FIELDS: Final = tuple(Body.__struct_fields__)
 

@@ -148,9 +148,23 @@ def _skip(text: str, at: int) -> int:
 
 
 def _joined(body: bytes, salt: bytes | None) -> bytes:
-    """The object anew, from the very texts of its members, with this salt or none."""
-    parts = [] if salt is None else [b'"cache_salt":"%b"' % salt]
-    for name, value in (_members(body) or {}).items():
-        if name != _SALT:
-            parts.append(b"%b:%b" % (json.dumps(name).encode(), bytes(value)))
+    """The object anew, with this salt or none."""
+    return _anew(_members(body) or {}, _SALT, None if salt is None else b'"%b"' % salt)
+
+
+def with_member(body: bytes, name: str, value: bytes) -> bytes | None:
+    """The object anew, with this value (JSON text) in the place of another. None where it cannot be read."""
+    try:
+        members = _members(body)
+    except InvalidJson:
+        return None
+    return None if members is None else _anew(members, name, value)
+
+
+def _anew(members: Members, name: str, value: bytes | None) -> bytes:
+    """From the very texts of the members; `name` has this value, or is left out."""
+    parts = [] if value is None else [b'"%b":%b' % (name.encode(), value)]
+    for other, text in members.items():
+        if other != name:
+            parts.append(b"%b:%b" % (json.dumps(other).encode(), bytes(text)))
     return b"{%b}" % b",".join(parts)

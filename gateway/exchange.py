@@ -10,18 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from backends.transport import UpstreamRequest
 from gateway.headers import response_head, trailer_lines
 from gateway.incoming import IncomingRequest
 from gateway.observe import Blind, Observer, StreamObserver
+from gateway.outgoing import outgoing, retry_reason
 from gateway.prepare import Prepared
-from vocabulary.errors import (
-    RequestFailed,
-    UpstreamConnectError,
-    UpstreamConnectTimeout,
-    UpstreamError,
-    UpstreamTruncated,
-)
+from gateway.usage_ask import UsageSieve
+from vocabulary.errors import RequestFailed, UpstreamTruncated
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,15 +25,10 @@ if TYPE_CHECKING:
     from backends.transport import Call, Headers, ResponseHead
     from gateway.metrics import Phase, RetryReason
     from gateway.placement import Placement
+    from vocabulary.errors import UpstreamError
 
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _BUSY: Final = 503
-
-
-def _retry_reason(error: UpstreamError) -> RetryReason:
-    if isinstance(error, UpstreamConnectTimeout):
-        return "connect_timeout"
-    return "connect" if isinstance(error, UpstreamConnectError) else "reset"
 
 
 class Exchange(IncomingRequest):
@@ -51,6 +41,7 @@ class Exchange(IncomingRequest):
     _chunked = False
     _observer: Observer = Blind()
     _streaming = False
+    _sieve: UsageSieve | None = None
     _last_data_s = 0.0
     _heard = False
     """Something of the answer's body has come."""
@@ -113,14 +104,8 @@ class Exchange(IncomingRequest):
         placement = self._placement
         if placement is None or self.response_complete:
             return
-        head, body, backend = self.head, self._body[0], placement.lease.instance.backend
-        lines = b"%bx-request-id: %b\r\n" % (head.lines, self._request_id)
-        if head.credentials and backend.spec.endpoint.authorization is None:
-            lines += head.credentials
-        rewrite = placement.prepared.rewrite
-        if rewrite is not None:
-            body = rewrite.apply(body, takes_salt=backend.spec.takes_cache_salt)
-        self._call = backend.upstream.send(UpstreamRequest(self.method, self.target, lines, body), self)
+        request = outgoing(self.method, self.target, self.head, self._body[0], self._request_id, placement)
+        self._call = placement.lease.instance.backend.upstream.send(request, self)
         if self._protocol.flow.write_paused:  # by answers before this one
             self._call.pause()
 
@@ -159,20 +144,24 @@ class Exchange(IncomingRequest):
         self._status = status
         self._observer = observer = self.endpoint.dialect.observer(head)
         self._streaming = isinstance(observer, StreamObserver)
+        shown = data
+        if self._streaming and placement.usage_asked:
+            self._sieve = UsageSieve()
+            shown = self._sieve.sift(data)
         self._head_sent = True
         self._release_body()  # no other backend will be asked
         own = b"x-request-id: %b\r\n%b" % (self._request_id, placement.header_lines)
         passed = placement.state.response_lines.of(head.headers)
         text = response_head(status, passed, own, self._framing(head))
-        if data:
-            text += b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
+        if shown:
+            text += b"%x\r\n%b\r\n" % (len(shown), shown) if self._chunked else shown
         self._protocol.transport.write(text)
         if data:
             self._watch(data)
 
     def _framing(self, head: ResponseHead) -> bytes:
         """Decides how the body reaches the client, and the header lines that say so."""
-        length = head.content_length
+        length = head.content_length if self._sieve is None else None
         if head.status in (204, 304):  # whatever length it claims: no body follows
             framing = b""
         elif length is not None:
@@ -186,11 +175,19 @@ class Exchange(IncomingRequest):
         return framing if self.keep_alive else framing + b"connection: close\r\n"
 
     def on_data(self, data: bytes) -> None:
-        if self._chunked:
-            self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        else:
-            self._protocol.transport.write(data)
+        shown = data if self._sieve is None else self._sieve.sift(data)
+        if shown:
+            self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(shown), shown) if self._chunked else shown)
         self._watch(data)
+
+    def _pass_rest(self) -> None:
+        """No more comes of a stream that was sifted."""
+        sieve, self._sieve = self._sieve, None
+        if sieve is not None:
+            if rest := sieve.end():
+                self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(rest), rest) if self._chunked else rest)
+            if sieve.took_timings and self._placement is not None:
+                self._placement.state.asks_usage = False
 
     def _watch(self, data: bytes) -> None:
         """After the bytes have gone on: times and usage."""
@@ -219,6 +216,7 @@ class Exchange(IncomingRequest):
         if not self._heard:
             self._hear()
         self._observer.finish()
+        self._pass_rest()
         if self._chunked:
             lines = trailer_lines(trailers) if trailers else b""
             self._protocol.transport.write(b"0\r\n" + lines + b"\r\n" if lines else _LAST_CHUNK)
@@ -237,10 +235,11 @@ class Exchange(IncomingRequest):
         gateway.log_failure(placement, error, self._request_id)
         if not self._head_sent:
             gateway.router.abandon(placement)
-            if not (error.retryable and self._try_another(_retry_reason(error))):
+            if not (error.retryable and self._try_another(retry_reason(error))):
                 self.refuse(error)
             return
         placement.metrics.truncated.value += 1
+        self._pass_rest()
         if self._streaming and self._chunked:
             if not isinstance(error, UpstreamTruncated):
                 error = UpstreamTruncated(str(error))

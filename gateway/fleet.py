@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from backends.health import State
+from gateway.calibration import Calibration, Record
 from gateway.headers import ResponseLines
 from prefix_index.protocol import Holder
 from routing import DEFAULT_P, DEFAULT_Q, PrefillFit
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
     from backends.instance import Instance
     from backends.load import EngineLoad
     from gateway.metrics import BackendMetrics, Metrics
+    from gateway.reported import ReportedCache
     from gateway.sessions import SessionStore
     from prefix_index.protocol import PrefixIndex
     from vocabulary import BackendId, InstanceId
 
 _SHRINK: Final = 0.97
+_EASE: Final = 0.99
 _GROW: Final = 1.002
+_TRUE: Final = 0.9
+"""Share of the predicted tokens from which on a prediction has come true."""
 _LEAST: Final = 0.2
 
 
@@ -34,6 +39,7 @@ class InstanceState:
 
     __slots__ = (
         "_began_with",
+        "asks_usage",
         "backend",
         "by_priority",
         "capacity_factor",
@@ -47,6 +53,8 @@ class InstanceState:
         "p",
         "prefill_cap_tokens",
         "q",
+        "record",
+        "reported",
         "response_lines",
         "tokens_per_block",
         "trust",
@@ -65,6 +73,9 @@ class InstanceState:
         self.p = fit.p
         self.q = fit.q
         self.holder = Holder(instance.id)
+        """What is sent there is taken to be in its cache."""
+        self.reported: ReportedCache | None = None
+        """Of an engine that tells what it has cached; `holder` is its one for predictions then."""
         self.trust = Trust.ESTIMATED
         self.prefill_cap_tokens = spec.prefill_cap_tokens
         self.by_priority = spec.by_priority
@@ -73,6 +84,9 @@ class InstanceState:
         self.kv_usage: float | None = None
         self.response_lines = ResponseLines()
         self.capacity_factor = 1.0
+        self.record = Record()
+        self.asks_usage = True
+        """Until an answer shows that its streams lose by it."""
         self.tokens_per_block = 0.0
         """Engine tokens in one index block, of the last request placed here."""
 
@@ -129,19 +143,26 @@ class FleetState:
         """When each began to take requests."""
         self.ramps: dict[InstanceId, Ramp] = {}
         """Of the instances that may not be past their slow start; empty nearly always."""
+        self.calibration = Calibration(self.flush, self.reported)
+        self._lost = ("", 0)
+        """The backend whose instance was retired last, and how many blocks of it the index had."""
 
     def of(self, instance: Instance) -> InstanceState:
         return self.states[instance.id]
 
     def instance_started(self, instance: Instance) -> None:
         spec = instance.backend.spec
-        self.states[instance.id] = InstanceState(instance, self._metrics.backend(spec.name), _first_fit(spec))
+        state = InstanceState(instance, self._metrics.backend(spec.name), _first_fit(spec))
+        self.states[instance.id] = state
+        (name, blocks), self._lost = self._lost, ("", 0)
+        if blocks and instance.backend.restarts and name == spec.name:
+            self.calibration.restarted(state, blocks, instance.started_s)
 
     def instance_retired(self, instance: Instance) -> None:
         self.states.pop(instance.id, None)
         self.ramps.pop(instance.id, None)
         self._since_s.pop(instance.id, None)
-        self._index.clear(instance.id)
+        self._lost = (instance.backend.name, self._index.clear(instance.id))
         self._index.set_capacity(Holder(instance.id), None)
         self._sessions.forget_instance(instance.id)
 
@@ -150,12 +171,23 @@ class FleetState:
         state.read_spec()
         self._resize(state)
 
+    def believe(self, state: InstanceState, cache: ReportedCache | None) -> None:
+        """From now on by what the engine tells, or, with None, by what is sent there alone."""
+        state.reported = cache
+        state.holder = Holder(state.instance.id) if cache is None else cache.predicted
+        state.trust = Trust.ESTIMATED
+        if state.instance.id in self.states:
+            self._resize(state)
+
     def flush(self, instance: Instance) -> int:
         """Its cache is empty, though it lives on: no prefix is there and no session at home. Returns the blocks that
         were thought to be."""
+        state = self.states[instance.id]
         dropped = self._index.clear(instance.id)
+        if state.reported is not None:
+            dropped += state.reported.purge() + state.reported.forget_predictions()
         self._sessions.forget_instance(instance.id)
-        self._resize(self.states[instance.id])
+        self._resize(state)
         return dropped
 
     def set_slow_start(self, slow_start_s: float) -> None:
@@ -205,16 +237,18 @@ class FleetState:
             self._resize(state)
 
     def reported(self, state: InstanceState, predicted_tokens: float, cached_tokens: float) -> None:
-        """The engine said how much of a prompt it had cached: a miss shrinks the assumed cache, hits let it grow
-        back.
+        """The engine said how much of a prompt it had cached: a miss shrinks the assumed cache, and so do shortfalls
+        while the running bias tells of them; hits let it grow back.
         """
         if predicted_tokens <= 0:
             return
         before = state.capacity_factor
         if cached_tokens < 0.5 * predicted_tokens:
             state.capacity_factor = max(_LEAST, before * _SHRINK)
-        else:
+        elif state.record.bias >= _TRUE:
             state.capacity_factor = min(1.0, before * _GROW)
+        elif cached_tokens < _TRUE * predicted_tokens:
+            state.capacity_factor = max(_LEAST, before * _EASE)
         if state.capacity_factor != before:
             self._resize(state)
 

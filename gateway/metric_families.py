@@ -74,3 +74,15 @@ class BackendFamilies:
         self.without_done = CounterFamily(
             "warmroute_streams_without_done_total", "Streams that ended cleanly but without [DONE].", ("backend",)
         )
+        self.index_drops = CounterFamily(
+            "warmroute_index_drops_total",
+            "Times that all entries of a backend were dropped, as its answers kept missing what they predict.",
+            ("backend",),
+        )
+        self.kv_events = CounterFamily(
+            "warmroute_kv_events_total", "KV events of the engine, as they were understood.", ("backend", "kind")
+        )
+        self.kv_gaps = CounterFamily("warmroute_kv_event_gaps_total", "Messages missed in between.", ("backend",))
+        self.kv_replays = CounterFamily(
+            "warmroute_kv_replays_total", "Replays asked for, by what came of them.", ("backend", "outcome")
+        )

@@ -40,6 +40,8 @@ MAX_MODELS: Final = 1_000
 Phase = Literal["receive", "route", "wait", "stream"]
 """When a client left: while sending its body, before a backend was chosen, before the response head, or after it."""
 RetryReason = Literal["connect", "connect_timeout", "reset", "protocol", "status"]
+EventKind = Literal["stored", "removed", "cleared", "ignored", "malformed"]
+ReplayOutcome = Literal["filled", "hole", "failed"]
 FallbackReason = Literal["mismatch", "error", "timeout", "too_large", "other"]
 
 
@@ -68,7 +70,7 @@ class ModelMetrics:
 class BackendMetrics:
     """Of one backend; kept by whoever keeps the backend."""
 
-    __slots__ = ("_metrics", "_models", "gap", "name", "truncated", "without_done")
+    __slots__ = ("_metrics", "_models", "gap", "index_drops", "kv_gaps", "name", "truncated", "without_done")
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.name = name
@@ -76,7 +78,9 @@ class BackendMetrics:
         self._models: dict[str, ModelMetrics] = {}
         self.gap: Histogram = metrics.on_backends.gap.child(name)
         """Seconds between two chunks of a stream."""
+        self.kv_gaps: Counter = metrics.on_backends.kv_gaps.child(name)
         self.truncated: Counter = metrics.on_backends.truncated.child(name)
+        self.index_drops: Counter = metrics.on_backends.index_drops.child(name)
         self.without_done: Counter = metrics.on_backends.without_done.child(name)
 
     def model(self, model: str) -> ModelMetrics:
@@ -91,6 +95,12 @@ class BackendMetrics:
     def error(self, kind: str) -> Counter:
         """`kind` is one of ERROR_KINDS."""
         return self._metrics.on_backends.errors.child(self.name, kind if kind in ERROR_KINDS else "error")
+
+    def kv_event(self, kind: EventKind) -> Counter:
+        return self._metrics.on_backends.kv_events.child(self.name, kind)
+
+    def kv_replay(self, outcome: ReplayOutcome) -> Counter:
+        return self._metrics.on_backends.kv_replays.child(self.name, outcome)
 
     def forget_models(self) -> None:
         self._models.clear()

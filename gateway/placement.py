@@ -27,6 +27,7 @@ class Placement:
         "sent_s",
         "state",
         "unqueued",
+        "usage_asked",
     )
 
     def __init__(
@@ -42,6 +43,8 @@ class Placement:
         self.open = True
         self.unqueued = False
         """Nothing waited there before it: its time to first token is its prefill."""
+        self.usage_asked = False
+        """By the gateway, which takes the answer out of the stream."""
         self.held_blocks = 0
         """Blocks of the prompt that the index believed there before this request."""
         self.header_lines = b""

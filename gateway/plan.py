@@ -90,7 +90,9 @@ def apply(gateway: Gateway, plan: Plan) -> None:
     gateway.endpoints = Endpoints(config.listen.paths)
     gateway.metrics.set_config([route.name for route in config.all_routes], config.id)
     gateway.models.replace(plan.builder.configured(), plan.builder.build)
+    gateway.self_check.apply(plan.builder.subjects())
     gateway.preparer.use_lineage = config.sessions.lineage
+    gateway.preparer.ask_usage = config.telemetry.ask_usage
     sessions = config.sessions
     gateway.sessions.set_limits(sessions.idle_ttl_s, config.live_window_s, sessions.max_sessions)
     gateway.router.decision_headers = config.telemetry.decision_headers

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway import session_id
 from gateway.body_rewrite import guard
+from gateway.usage_ask import ask_of
 from prefix_index.encoding.protocol import Encoded, Namespace
 from prefix_index.encoding.ratio import DEFAULT_BYTES_PER_TOKEN
 from vocabulary import BlockKeys
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
     from gateway.endpoints import Endpoint
     from gateway.metrics import Metrics
     from gateway.models import Model, Models
+    from gateway.usage_ask import Ask
     from vocabulary import InstanceId, SessionKey
 
 _NO_KEYS: Final = BlockKeys(b"")
 _NO_HINTS: Final = (None, None, None, None)
+_ASKED: Final = frozenset({"chat", "completions"})
+"""Endpoints whose streams tell their usage only when asked."""
 
 
 @dataclass(slots=True)
@@ -57,6 +61,8 @@ class Prepared:
     """It goes on with what only this one keeps."""
     home: InstanceId | None = None
     """Where the session's last turn went, as of the last look at the fleet."""
+    usage_ask: Ask | None = None
+    """How its stream may be asked for the usage. None: it tells it unasked, or the client has said its will."""
 
 
 class Preparer:
@@ -65,6 +71,8 @@ class Preparer:
         self._metrics = metrics
         self._secret = secret
         self.use_lineage = use_lineage
+        self.ask_usage = True
+        """Of streams whose clients did not ask."""
 
     def prepare(
         self,
@@ -159,6 +167,8 @@ class Preparer:
         encoded = None
         try:
             encoded = await encoding
+        except TimeoutError:
+            self._metrics.encode_fallback("timeout").value += 1
         except Exception:
             self._metrics.encode_fallback("error").value += 1
         return self._prepared(caller, rewrite, route, served_as, model, body, raw_session, size, encoded)
@@ -182,11 +192,12 @@ class Preparer:
                 raw_id = session_id.from_body(*hints)
         session = session_id.derive(caller.tenant, raw_id, self._secret) if raw_id is not None else None
         streams = body.streams
+        ask = ask_of(bytes(body.stream_options)) if streams and self.ask_usage and route in _ASKED else None
         if encoded is None:
             # nothing could be read of it: the length of the body is the best guess, in bytes
             tokens = size / DEFAULT_BYTES_PER_TOKEN
             unread = (_NO_KEYS, 0, 0, 0, 0, tokens, 0.0, False)
-            return Prepared(caller, rewrite, route, served_as, model, streams, session, False, *unread)
+            return Prepared(caller, rewrite, route, served_as, model, streams, session, False, *unread, usage_ask=ask)
         keys, units, block_units, resumed_blocks, prompt_id, resumed_id = encoded
         tokens_per_unit = model.tokens_per_unit()
         return Prepared(
@@ -206,6 +217,7 @@ class Preparer:
             units * tokens_per_unit,
             block_units * tokens_per_unit,
             True,
+            usage_ask=ask,
         )
 
 

@@ -8,10 +8,11 @@ does so here, and its encoding goes on where the last one ended.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from prefix_index.encoding.json_text import dump, load
 from prefix_index.encoding.protocol import Prompt
 
 if TYPE_CHECKING:
@@ -39,8 +40,35 @@ def chat_prompt(body: Body) -> Prompt:
         bytes(messages) if messages else None,
         None,
         bytes(tools) if tools else None,
-        bytes(arguments) if arguments else None,
+        _with_settings(body, body.reasoning_effort) if _has_settings(body) else bytes(arguments) if arguments else None,
     )
+
+
+def _has_settings(body: Body) -> bool:
+    """Fields of the body that a chat template sees like its arguments."""
+    return (
+        body.reasoning_effort is not None
+        or body.add_generation_prompt is not None
+        or body.continue_final_message is not None
+        or body.documents is not None
+    )
+
+
+def _with_settings(body: Body, effort: Any) -> bytes:
+    """The template's arguments as vLLM merges them (0.32.0, `entrypoints/openai/chat_completion/protocol.py`): the
+    fields go before what the client wrote among the arguments, but for `enable_thinking`, which follows the effort."""
+    given = load(bytes(body.chat_template_kwargs)) if body.chat_template_kwargs else None
+    arguments = given if isinstance(given, dict) else {}
+    fields = {
+        "reasoning_effort": effort,
+        "add_generation_prompt": body.add_generation_prompt,
+        "continue_final_message": body.continue_final_message,
+        "documents": body.documents,
+    }
+    merged = arguments | {name: value for name, value in fields.items() if value is not None and value != "auto"}
+    if effort is not None and "enable_thinking" not in arguments:
+        merged["enable_thinking"] = effort != "none"
+    return dump(merged)
 
 
 def completions_prompt(body: Body) -> Prompt:
@@ -50,7 +78,7 @@ def completions_prompt(body: Body) -> Prompt:
 def messages_prompt(body: Body) -> Prompt:
     """Anthropic's: `system` as a first message of that role, as engines have it."""
     messages = _without_cache_marks(bytes(body.messages))
-    return _with_system(_one_text(bytes(body.system)), messages, body)
+    return _with_system(_one_text(bytes(body.system)), messages, body, _effort_of_messages(body))
 
 
 def responses_prompt(body: Body) -> Prompt | None:
@@ -60,19 +88,29 @@ def responses_prompt(body: Body) -> Prompt | None:
     given = bytes(body.input)
     if given.startswith(b'"'):
         given = b'[{"role":"user","content":%b}]' % given
-    return _with_system(bytes(body.instructions), given, body)
+    return _with_system(bytes(body.instructions), given, body, _member(body.reasoning, "effort"))
 
 
-def _with_system(system: bytes, messages: bytes, body: Body) -> Prompt:
+def _effort_of_messages(body: Body) -> Any:
+    """As vLLM has it (0.32.0, `entrypoints/anthropic/serving.py`)."""
+    return "none" if _member(body.thinking, "type") == "disabled" else _member(body.output_config, "effort")
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, dict) else None
+
+
+def _with_system(system: bytes, messages: bytes, body: Body, effort: Any) -> Prompt:
     if system not in _NOTHING and messages.startswith(b"["):
         rest = messages[1:].lstrip(_SPACE) if messages[1:2] in _SPACE else messages[1:]
         comma = b"" if rest.startswith(b"]") else b","
         messages = b'[{"role":"system","content":%b}%b%b' % (system, comma, rest)
+    arguments = bytes(body.chat_template_kwargs) if effort is None else _with_settings(body, effort)
     return Prompt(
         messages=messages or None,
         prompt=None,
         tools=bytes(body.tools) if body.tools else None,
-        template_arguments=bytes(body.chat_template_kwargs) if body.chat_template_kwargs else None,
+        template_arguments=arguments or None,
     )
 
 

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from gateway.diagnosis import Cause
 from vocabulary import Trust
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from prometheus_client.metrics_core import Metric
 
@@ -23,6 +24,8 @@ class BackendReading:
     pending_uncached_tokens: float
     trust: Trust
     draining: bool = False
+    bias: float = 1.0
+    suspect: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,14 @@ class SourceReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ParityReading:
+    """Of one model: how many backends are in which state."""
+
+    model: str
+    backends: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What others hold, at the moment of a scrape."""
 
@@ -54,6 +65,7 @@ class Reading:
     index_entries: int = 0
     index_evicted_total: int = 0
     reloads: ReloadReading | None = None
+    parity: Collection[ParityReading] = ()
 
 
 def gauges(reading: Reading) -> Iterator[Metric]:
@@ -68,17 +80,30 @@ def gauges(reading: Reading) -> Iterator[Metric]:
     trust = GaugeMetricFamily(
         "warmroute_index_trust", "1 for the state in which the index is about a backend.", labels=("backend", "state")
     )
+    bias = GaugeMetricFamily(
+        "warmroute_cached_tokens_bias", "Reported over predicted cached tokens, running mean.", labels=("backend",)
+    )
+    suspect = GaugeMetricFamily(
+        "warmroute_index_suspect",
+        "1 for the likely cause why predictions for a backend do not come true.",
+        labels=("backend", "cause"),
+    )
     for backend in reading.backends:
+        bias.add_metric((backend.name,), backend.bias)
+        for cause in Cause:
+            suspect.add_metric((backend.name, cause.value), float(cause is backend.suspect))
         up.add_metric((backend.name,), float(backend.up))
         draining.add_metric((backend.name,), float(backend.draining))
         in_flight.add_metric((backend.name,), backend.in_flight)
         pending.add_metric((backend.name,), backend.pending_uncached_tokens)
         for state in Trust:
             trust.add_metric((backend.name, state.value), float(state is backend.trust))
-    yield from (up, draining, in_flight, pending, trust)
+    yield from (up, draining, in_flight, pending, trust, bias, suspect)
     yield from _discovery(reading.discovery)
     if reading.reloads is not None:
         yield from _reloads(reading.reloads)
+    if reading.parity:
+        yield _parity(reading.parity)
     yield GaugeMetricFamily("warmroute_connections", "Client connections open.", value=reading.connections)
     yield GaugeMetricFamily(
         "warmroute_request_bytes_buffered", "Of request bodies, in memory.", value=reading.request_bytes_buffered
@@ -98,6 +123,16 @@ def _discovery(sources: Collection[SourceReading]) -> Iterator[Metric]:
         backends.add_metric((source.name,), source.backends)
         errors.add_metric((source.name,), source.errors_total)
     yield from (backends, errors)
+
+
+def _parity(models: Collection[ParityReading]) -> Metric:
+    family = GaugeMetricFamily(
+        "warmroute_parity", "Backends by whether their token ids equal the gateway's.", labels=("model", "state")
+    )
+    for reading in models:
+        for state, backends in reading.backends.items():
+            family.add_metric((reading.model, state), backends)
+    return family
 
 
 def _reloads(reading: ReloadReading) -> Iterator[Metric]:

@@ -7,7 +7,8 @@ last ones: comparing is cheaper than reading. What access made of them is rememb
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.headers import credential_lines, upstream_header_lines
 from gateway.request_ids import fit_request_id
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from gateway.access.access import Access
     from gateway.access.caller import Caller
     from gateway.access.credential import Refusal
+
+
+_CODING: Final = re.compile(rb"^accept-encoding: .*\r\n", re.MULTILINE)
 
 
 class RequestHead(NamedTuple):
@@ -35,6 +39,8 @@ class RequestHead(NamedTuple):
     """Lines that follow to a backend that has no credential of its own."""
     until_s: float = math.inf
     """`caller` may be believed until then, by `Access.wall_clock`."""
+    uncoded_lines: bytes | None = None
+    """`lines` for an answer that the gateway must be able to read; None: those do as they are."""
 
 
 def read_request_head(headers: Headers, access: Access, peer: str | None = None) -> RequestHead:
@@ -46,8 +52,9 @@ def read_request_head(headers: Headers, access: Access, peer: str | None = None)
         elif name == b"x-request-id":
             request_id = fit_request_id(value)
     caller, until_s, refusal = access.identify(headers)
+    lines = upstream_header_lines(headers, peer.encode() if peer is not None and access.trusts(peer) else None)
     return RequestHead(
-        upstream_header_lines(headers, peer.encode() if peer is not None and access.trusts(peer) else None),
+        lines,
         request_id,
         content_type,
         from_headers(headers),
@@ -55,6 +62,7 @@ def read_request_head(headers: Headers, access: Access, peer: str | None = None)
         refusal,
         credential_lines(headers) if access.forward_credentials else b"",
         until_s,
+        _CODING.sub(b"", lines) if b"accept-encoding: " in lines else None,
     )
 
 

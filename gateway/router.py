@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from backends.health import State
 from gateway import session_id
 from gateway.eligibility import ease_in, opened, rejected
+from gateway.observe import Usage
 from gateway.placement import Placement
 from routing import Candidate, Decision, Facts, decide, prefill_s
 from routing.ramp import pay
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from backends.registry import Registry
     from gateway.fleet import FleetState
     from gateway.metrics import Metrics
-    from gateway.observe import Usage
     from gateway.prepare import Prepared
     from gateway.sessions import SessionStore
     from prefix_index.protocol import Holder, PrefixIndex
@@ -77,6 +77,9 @@ class Router:
         matches = self._index.match(prepared.keys) if prepared.keys else _NO_MATCHES
         prepared.home, live = self._sessions.outlook(prepared.session)
         prompt_tokens, tokens_per_block = prepared.prompt_tokens, prepared.tokens_per_block
+        most_blocks = len(prepared.keys) // KEY_BYTES
+        if most_blocks * tokens_per_block >= prompt_tokens:
+            most_blocks -= 1  # engines compute the last token in any case, and its block with it
         states = self._fleet.states
         candidates = []
         served_as = prepared.served_as
@@ -90,16 +93,21 @@ class Router:
             pending = instance.pending
             progress_s = instance.progress_s(now_s) if pending else 0.0
             state = states[instance_id]
-            blocks = matches.get(state.holder, 0) if matches else 0
+            blocks = host = disk = 0
+            if matches:
+                if state.reported is None:
+                    blocks = matches.get(state.holder, 0)
+                else:
+                    blocks, host, disk = state.reported.lookup(matches)
             usable = backend.health.state is _UP and not backend.draining and not tried
             candidates.append(
                 Candidate(
                     instance_id,
                     state.backend,
                     None if usable else rejected(backend, tried, now_s),
-                    min(blocks * tokens_per_block, prompt_tokens) if blocks else 0.0,
-                    0.0,
-                    0.0,
+                    min(blocks, most_blocks) * tokens_per_block if blocks else 0.0,
+                    host * tokens_per_block if host else 0.0,
+                    disk * tokens_per_block if disk else 0.0,
                     instance.in_flight,
                     pending,
                     instance.pending_prefill_s,
@@ -195,6 +203,8 @@ class Router:
                 self._fleet.use_block_size(state, prepared.tokens_per_block)
             placement.held_blocks = round(chosen.cached_tokens / prepared.tokens_per_block)
             self._index.store(state.holder, prepared.keys)
+            if state.reported is not None:
+                state.reported.sent(prepared.keys, placement.sent_s)
         if prepared.session is not None:
             self._sessions.record(
                 prepared.session,
@@ -263,6 +273,8 @@ class Router:
         placement.lease.end(self._clock())
         metrics, prepared = placement.model_metrics, placement.prepared
         if usage is None:
+            if placement.usage_asked and chunks:
+                self._fleet.calibration.settled(placement, Usage(), self._clock())
             metrics.prompt_tokens.value += int(prepared.prompt_tokens)
             metrics.completion_tokens.value += chunks
             return
@@ -272,12 +284,7 @@ class Router:
         cached = usage.cached_tokens
         if cached is not None:
             metrics.cached_reported.value += cached
-            self._correct(placement, cached)
-
-    def _correct(self, placement: Placement, cached_tokens: int) -> None:
-        if placement.lease.instance.retired:
-            return
-        self._fleet.reported(placement.state, placement.decision.cached_tokens, cached_tokens)
+        self._fleet.calibration.settled(placement, usage, self._clock())
 
     def abandon(self, placement: Placement, *, cancelled: bool = False) -> None:
         """The attempt ends without a complete answer. What an attempt that failed was to leave in the cache is not
@@ -286,6 +293,8 @@ class Router:
             return
         placement.open = False
         placement.lease.end(self._clock())
-        prepared = placement.prepared
+        prepared, state = placement.prepared, placement.state
+        if state.reported is not None:
+            state.reported.failed(prepared.keys)
         if not cancelled and prepared.keys and not placement.lease.instance.retired:
-            self._index.remove(placement.state.holder, prepared.keys, placement.held_blocks)
+            self._index.remove(state.holder, prepared.keys, placement.held_blocks)

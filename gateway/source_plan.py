@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from backends.backend import BackendSpec
+from backends.backend import BackendSpec, EventSource
 from backends.discovery.cluster import Cluster
 from backends.discovery.dns import DnsSource
 from backends.discovery.file import FileSource
@@ -66,9 +66,17 @@ class SourcePlan:
             models=models,
             prefill_s_per_token=p,
             prefill_s_per_token2=q,
-            has_metrics=section.engine != "openai",
-            takes_cache_salt=section.engine != "openai",
+            engine=wiring.engine_name(section.engine),
+            events=self._events(address.host),
         )
+
+    def _events(self, host: str) -> EventSource | None:
+        events = self.section.kv_events
+        if events is None:
+            return None
+        base = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
+        replay = f"{base}:{events.replay_port}" if events.replay_port is not None else None
+        return EventSource(f"{base}:{events.port}", replay, events.topic or "")
 
 
 def plan_sources(config: Config, rng: random.Random, before: Iterable[SourcePlan] = ()) -> tuple[SourcePlan, ...]:

@@ -98,6 +98,10 @@ def status_table(status: Mapping[str, Any], console: Console | None = None) -> N
             f"{backend['prefill']['s_per_token'] * 1e6:.1f}",
         )
     console.print(table, **_PLAIN)
+    for backend in status["backends"]:
+        if suspect := backend.get("suspect"):
+            name, cause, since_s = backend["name"], suspect["cause"], suspect["since_s"]
+            console.print(f"{name} suspect: {cause}, for {since_s:.0f} s: {suspect['detail']}", **_PLAIN)
     _discovery_lines(status.get("discovery") or (), console)
     console.print(
         f"index: {index['blocks']:,} blocks, {index['entries']:,} of {index['max_entries']:,} entries, "

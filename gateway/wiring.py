@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from backends.backend import BackendSpec
+from backends.backend import BackendSpec, EventSource
 from backends.engine.setups import SETUPS
+from backends.engines import EngineName
 from backends.health import HealthPolicy
 from backends.prober import ProbePolicy
 from backends.tls import client_context
 from backends.upstream import Endpoint, Timeouts
 from gateway.limits import RequestLimits
+from prefix_index.encoding.engine_encoder import EngineEncoder
 from prefix_index.encoding.template import ChatTemplate
+from prefix_index.encoding.template_files import beside, template_sources
 from prefix_index.encoding.tokenizer import CheckedTokenizer
 from prefix_index.encoding.tokens_encoder import TokensEncoder
 from routing import Knobs, Policy, build, rates_of_coefficients
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from gateway.config import Backend, Config, Route
     from gateway.config import Model as ModelConfig
+    from prefix_index.encoding.engine_encoder import TokenSource
 
 
 def backend_spec(backend: Backend, config: Config) -> BackendSpec:
@@ -46,9 +49,20 @@ def backend_spec(backend: Backend, config: Config) -> BackendSpec:
         by_priority=backend.scheduling == "priority",
         prefill_s_per_token=p,
         prefill_s_per_token2=q,
-        has_metrics=backend.engine != "openai",
-        takes_cache_salt=backend.engine != "openai",
+        engine=engine_name(backend.engine),
+        events=event_source(backend),
     )
+
+
+def event_source(backend: Backend) -> EventSource | None:
+    events = backend.kv_events
+    if events is None:
+        return None
+    return EventSource(events.endpoint, events.replay_endpoint, events.topic or "", events.binds)
+
+
+def engine_name(engine: str) -> EngineName | None:
+    return None if engine == "auto" else EngineName(engine)
 
 
 def endpoint(backend: Backend) -> Endpoint:
@@ -124,27 +138,36 @@ def tokens_encoder(entry: ModelConfig, secret: bytes, on_mismatch: Callable[[str
     assert entry.tokenizer is not None  # a rule of the config
     try:
         tokenizer = CheckedTokenizer(entry.tokenizer.read_text("utf-8"), on_mismatch=on_mismatch)
-        template = None
-        if entry.chat_template is not None:
-            template = ChatTemplate(entry.chat_template.read_text("utf-8"), _special_tokens(entry.tokenizer.parent))
+        sources = template_sources(entry.tokenizer, entry.chat_template)
+        templates = [
+            None if source is None else ChatTemplate(source, sources.special_tokens)
+            for source in (sources.default, sources.tool_use)
+        ]
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {entry.name}: {error}") from error
-    return TokensEncoder(secret, tokenizer, template, on_mismatch=on_mismatch, block_tokens=entry.block_size)
+    return TokensEncoder(
+        secret,
+        tokenizer,
+        templates[0],
+        tool_template=templates[1],
+        on_mismatch=on_mismatch,
+        block_tokens=entry.block_size,
+    )
 
 
-def _special_tokens(folder: Path) -> dict[str, str]:
-    """`bos_token` and the like, which chat templates use: from the `tokenizer_config.json` beside the tokenizer."""
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    tokens = {}
-    for name, value in settings.items():
-        if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                tokens[name] = text
-    return tokens
+def engine_encoder(entry: ModelConfig, secret: bytes, source: TokenSource) -> EngineEncoder:
+    return EngineEncoder(secret, source, block_tokens=entry.block_size, timeout_s=entry.encode_timeout_ms / 1000)
+
+
+def encoder_key(entry: ModelConfig) -> tuple[object, ...]:
+    """Equal while an encoder made of it would be the same, as far as the size and time of its files tell."""
+    files: list[Path] = []
+    if entry.tokenizer is not None:
+        files += (entry.tokenizer, *beside(entry.tokenizer))
+    if entry.chat_template is not None:
+        files.append(entry.chat_template)
+    settings = (entry.name, *sorted(entry.aliases), entry.encoding, entry.block_size, entry.encode_timeout_ms)
+    return (*settings, *map(fingerprint, files))
 
 
 def secret(config: Config) -> bytes | None:

@@ -14,6 +14,8 @@ from mmh3 import mmh3_x64_128_digest
 from vocabulary import BlockKeys
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from prefix_index.encoding.protocol import Namespace
 
 KEY_VERSION: Final = 1
@@ -48,3 +50,19 @@ def extend(state: ChainState, data: bytes, block_bytes: int) -> tuple[BlockKeys,
     ]
     heads = memoryview(b"".join(digests)).cast("Q")[::2]  # one slice for all keys, not one each
     return BlockKeys(heads.tobytes()), ChainState(digest, buffer[end:])
+
+
+def block_digests(digest: bytes, blocks: Iterable[bytes]) -> list[bytes]:
+    """The 16 bytes of chain state after each block; a block's key is the head of its own. For those who have to go on
+    from the middle of a chain. A block may carry a mark behind its data (`block_mark`)."""
+    return [digest := mmh3_x64_128_digest(digest + block) for block in blocks]
+
+
+def block_mark(parts: Iterable[tuple[bytes, int]]) -> bytes:
+    """What a block has beyond its data, as (id, offset in the block) of media in their order: empty for nothing.
+
+    Length-framed, and never empty otherwise: blocks of one size that differ in their marks are never equal.
+    """
+    return b"".join(
+        len(name).to_bytes(8, "little") + name + offset.to_bytes(8, "little", signed=True) for name, offset in parts
+    )

@@ -44,8 +44,8 @@ class TokensEncoding:
         try:
             text = self._template.render(
                 **(arguments if isinstance(arguments, dict) else {}),
-                messages=[{**message, "content": content_text(message.get("content"))} for message in messages],
-                tools=body.get("tools") or None,
+                messages=[_message(message) for message in messages],
+                tools=[_tool(tool) for tool in body.get("tools") or ()] or None,
                 add_generation_prompt=body.get("add_generation_prompt", True),
             )
         except jinja2.TemplateError as error:
@@ -56,6 +56,38 @@ class TokensEncoding:
         clean = text.encode("utf-8", "replace").decode()  # a lone surrogate is no text for a tokenizer
         encoded = self._tokenizer.encode_batch_fast([clean], add_special_tokens=special)[0]
         return Prompt(array("I", encoded.ids).tobytes())
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """As vLLM hands it to a template: texts on lines of their own, arguments of calls as objects."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [content]
+    prepared = {**message, "content": "\n".join(content_text([part]) for part in parts if part is not None)}
+    if isinstance(message.get("tool_calls"), list):
+        prepared["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+    return prepared
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        arguments = None
+    return {**call, "function": {**function, "arguments": arguments if isinstance(arguments, dict) else {}}}
+
+
+def _tool(tool: Any) -> Any:
+    """With the members that vLLM knows, in its order."""
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict):
+        return tool
+    known = {name: function.get(name) for name in ("name", "description", "parameters")}
+    if function.get("strict") is not None:
+        known["strict"] = function["strict"]
+    return {"type": "function", "function": known}
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -11,6 +11,7 @@ from backends.addresses import AddressFault, base_url, unsafe
 from gateway.config.fields import fault, text
 
 _HOST: Final = r"[0-9A-Za-z_.:\-\[\]]{1,253}"
+_ZMQ_HOST: Final = r"[0-9A-Za-z_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]"
 _PATH: Final = "/[!-~]*"
 _PASSED_PATH: Final = r"/v1/[A-Za-z0-9_./-]*\*?"
 
@@ -93,6 +94,28 @@ def _jwks_url(value: str) -> str:
     return value
 
 
+def _endpoint(value: str, *, any_host: bool) -> str:
+    scheme, _, rest = value.partition("://")
+    host, _, port = rest.rpartition(":")
+    listens = any_host and host == "*"
+    if scheme != "tcp" or not (listens or re.fullmatch(_ZMQ_HOST, host)) or not re.fullmatch("[0-9]{1,5}", port):
+        raise fault("must be tcp://HOST:PORT", "like tcp://10.0.0.1:5557")
+    if not 1 <= int(port) <= 65_535:
+        raise fault("the port must be from 1 to 65535")
+    if not listens and (reason := unsafe(host)) is not None:
+        hint = "write * for all addresses" if any_host else ""
+        raise fault(f"not an address of an engine: {reason}", hint)
+    return f"tcp://{host}:{int(port)}"
+
+
+def _event_endpoint(value: str) -> str:
+    return _endpoint(value, any_host=True)
+
+
+def _connected_endpoint(value: str) -> str:
+    return _endpoint(value, any_host=False)
+
+
 Port = Annotated[int, Field(ge=0, le=65_535)]
 PortOrName = Annotated[
     int | str,
@@ -108,3 +131,6 @@ UrlPath = Annotated[str, AfterValidator(_path), text(_PATH)]
 PassedPath = Annotated[str, AfterValidator(_passed_path), text(_PASSED_PATH)]
 BackendUrl = Annotated[str, AfterValidator(_backend_url), text("[Hh][Tt][Tt][Pp][Ss]?://[!-~]+")]
 JwksUrl = Annotated[str, AfterValidator(_jwks_url), text("https?://[!-~]+")]
+EventEndpoint = Annotated[str, AfterValidator(_event_endpoint), text("tcp://.+:[0-9]{1,5}")]
+"""Of ZMQ; `*` as host means to listen on all addresses."""
+ConnectedEndpoint = Annotated[str, AfterValidator(_connected_endpoint), text("tcp://.+:[0-9]{1,5}")]

@@ -7,6 +7,8 @@ from pydantic import Field
 from gateway.config.addresses import Host, PortOrName
 from gateway.config.fields import SHOWN, Count, ModelName, Name, Seconds, Section, Words
 from gateway.config.files import CertificateFile, ExistingFile, WatchedFile
+from gateway.config.fleet import EngineKind
+from gateway.config.kv_events import FoundKvEvents
 from gateway.config.secrets import Secret, SecretFile
 
 
@@ -60,7 +62,7 @@ class Discovery(Section):
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = Field(
         default=None, description="As of a backend, for all that is found.", examples=[["llama-3.1-8b"]]
     )
-    engine: Literal["auto", "openai"] = Field(default="auto", description="As of a backend, for all that is found.")
+    engine: EngineKind = Field(default="auto", description="As of a backend, for all that is found.")
     api_key: Secret = Field(
         default=None, description="As of a backend, for all that is found.", examples=["${POOL_A_KEY}"]
     )
@@ -69,6 +71,9 @@ class Discovery(Section):
     )
     ca_file: CertificateFile | None = Field(
         default=None, description="As of a backend, for all that is found.", examples=["ca.pem"]
+    )
+    kv_events: FoundKvEvents | None = Field(
+        default=None, description="As of a backend, for all that is found, each on its own host."
     )
     max_backends: Count = Field(
         default=256, description="More are not taken: a wrong answer must not fill the gateway. Logged and shown."

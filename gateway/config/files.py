@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
 from gateway.config.fields import Surroundings, fault
+from prefix_index.encoding.template_files import beside
 
 _MAX_JWKS_BYTES: Final = 1_000_000
 _TEXT: Final = WithJsonSchema({"type": "string", "minLength": 1})
@@ -43,6 +44,14 @@ def existing_file(value: Any, surroundings: Surroundings | None) -> Path:
 
 def _existing_file(value: Any, info: ValidationInfo) -> Path:
     return existing_file(value, info.context)
+
+
+def _tokenizer_file(value: Any, info: ValidationInfo) -> Path:
+    """Notes what is read beside it, too."""
+    path = existing_file(value, info.context)
+    if info.context is not None:
+        info.context.files.update(dict.fromkeys(beside(path)))
+    return path
 
 
 def _watched_file(value: Any, info: ValidationInfo) -> Path:
@@ -112,6 +121,7 @@ def _jwks(path: Path) -> Path:
 
 
 ExistingFile = Annotated[Path, BeforeValidator(_existing_file), _TEXT]
+TokenizerFile = Annotated[Path, BeforeValidator(_tokenizer_file), _TEXT]
 WatchedFile = Annotated[Path, BeforeValidator(_watched_file), _TEXT]
 CertificateFile = Annotated[Path, BeforeValidator(_existing_file), AfterValidator(_certificates), _TEXT]
 CaFile = Annotated[Path, BeforeValidator(_existing_file), AfterValidator(_authorities), _TEXT]

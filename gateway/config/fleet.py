@@ -18,7 +18,8 @@ from pydantic_core import CoreSchema
 from backends.engine.setups import SETUPS
 from gateway.config.addresses import BackendUrl
 from gateway.config.fields import COMMENTED, Count, ModelName, Name, Seconds, SecondsOrZero, Section, fault
-from gateway.config.files import CertificateFile, ExistingFile, matching_key
+from gateway.config.files import CertificateFile, ExistingFile, TokenizerFile, matching_key
+from gateway.config.kv_events import KvEvents
 from gateway.config.secrets import Secret, SecretFile
 
 
@@ -34,23 +35,30 @@ class Model(Section):
 
     name: ModelName = Field(description="As clients send it in `model`.", examples=["llama-3.1-8b"])
     aliases: tuple[ModelName, ...] = Field(default=(), description="Further names of the same model.")
-    encoding: Literal["bytes", "tokens"] = Field(
+    encoding: Literal["bytes", "tokens", "engine"] = Field(
         default="bytes",
-        description="bytes: from the text, no files needed. tokens: exact, with the model's own tokenizer.",
+        description="bytes: from the text, no files needed. tokens: exact, with the model's own tokenizer. engine:"
+        " exact, each prompt's tokens are asked from a backend.",
     )
-    tokenizer: ExistingFile | None = Field(
+    tokenizer: TokenizerFile | None = Field(
         default=None,
         description="tokenizer.json of the model, relative to this file. Needed by encoding: tokens.",
         examples=["tokenizer.json"],
     )
     chat_template: ExistingFile | None = Field(
         default=None,
-        description="Its chat template (Jinja), relative to this file. Without it chats are routed by load.",
+        description="Its chat template: Jinja, or a JSON file with chat_template. Unset: chat_template.jinja beside the"
+        " tokenizer, else as tokenizer_config.json there has it. Without one chats are routed by load.",
         examples=["chat_template.jinja"],
+    )
+    encode_timeout_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=50,
+        description="With encoding: engine, how long a request waits for its tokens; then it is routed by load.",
+        json_schema_extra=COMMENTED,
     )
     block_size: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=16,
-        description="Tokens per block, as the engine caches them. Only with encoding: tokens.",
+        description="Tokens per block, as the engine caches them. Not with encoding: bytes.",
         json_schema_extra=COMMENTED,
     )
     prefill_s_per_token: Annotated[float, Field(gt=0, le=1)] = Field(
@@ -61,6 +69,9 @@ class Model(Section):
     )
 
 
+EngineKind = Literal["auto", "vllm", "sglang", "trtllm", "llamacpp", "openai"]
+
+
 class Backend(Section):
     """One engine endpoint."""
 
@@ -69,9 +80,10 @@ class Backend(Section):
     models: Annotated[tuple[ModelName, ...], Field(min_length=1)] | None = Field(
         default=None, description="Models it serves. Unset: asked from its /v1/models.", examples=[["llama-3.1-8b"]]
     )
-    engine: Literal["auto", "openai"] = Field(
+    engine: EngineKind = Field(
         default="auto",
-        description="auto reads load figures from its /metrics (names of vLLM and SGLang). openai: asks for none.",
+        description="What it runs. auto: its answers tell. openai: any other one, which gets no cache_salt and is asked"
+        " for nothing but its models. Otherwise vllm, sglang, trtllm or llamacpp.",
     )
     api_key: Secret = Field(
         default=None,
@@ -108,6 +120,11 @@ class Backend(Section):
         default=None,
         description=f"Start values of prefill times from a known set-up, before the model's: {', '.join(SETUPS)}.",
         examples=["llama-3.1-8b"],
+    )
+    kv_events: KvEvents | None = Field(
+        default=None,
+        description="The engine's own word on what it has cached (ZMQ; vLLM and SGLang: --kv-events-config). Its model"
+        " must be encoded as tokens, in blocks of the engine's size.",
     )
 
     _key = field_validator("key_file")(matching_key)

@@ -13,7 +13,7 @@ from gateway.config.fields import Surroundings
 from gateway.config.messages import explain
 from gateway.config.problems import ConfigErrors, Finding, Problem, by_place
 from gateway.config.root import Config
-from gateway.config.rules import RULES, no_interpolation, shared_keys, some_backend
+from gateway.config.rules import RULES, chat_templates, no_interpolation, shared_keys, some_backend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,6 +73,7 @@ def _build(document: Document, surroundings: Surroundings, rules: tuple[Rule, ..
         problems += [document.problem(explain(detail, Config)) for detail in details if detail["loc"] not in explained]
     findings += [finding for rule in rules for finding in rule(tree)]
     findings += shared_keys(tree, surroundings)
+    findings += chat_templates(tree, surroundings)
     problems += [document.problem(finding) for finding in findings if not finding.warning]
     if config is None or problems:
         raise ConfigErrors(problems, surroundings.files)

@@ -167,7 +167,11 @@ class Limits(Section):
 class Health(Section):
     """Probes, passive ejection, and reading of the engines' metrics."""
 
-    path: UrlPath = Field(default="/health", description="Probed on every backend; any 2xx is healthy.")
+    path: UrlPath | None = Field(
+        default=None,
+        description="Probed on every backend; any 2xx is healthy. Unset: /health, or else the model list.",
+        examples=["/health"],
+    )
     interval_s: Seconds = Field(default=5.0, description="Time between two probes of a backend.")
     timeout_s: Seconds = Field(default=5.0, description="A probe without an answer by then has failed.")
     fail_threshold: Annotated[int, Field(ge=1, le=100)] = Field(
@@ -207,4 +211,9 @@ class Telemetry(Section):
     decision_headers: bool = Field(
         default=True,
         description="Responses carry x-warmroute-backend, x-warmroute-decision and x-warmroute-cached-tokens.",
+    )
+    ask_usage: bool = Field(
+        default=True,
+        description="Ask vLLM, SGLang and TensorRT-LLM for the usage of streams whose clients did not, and take it out"
+        " of the stream: else nobody learns how much of their prompts was cached.",
     )

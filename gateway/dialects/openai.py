@@ -29,11 +29,25 @@ class _Usage(msgspec.Struct):
     prompt_tokens_details: _Details | None = None
 
 
+class _Timings(msgspec.Struct):
+    """llama.cpp's, in every answer and in the last chunk of a stream (tools/server, server-task.cpp)."""
+
+    cache_n: int
+    prompt_n: int
+    """Those that were not cached."""
+    predicted_n: int | None = None
+
+
 class _HasUsage(msgspec.Struct):
     usage: _Usage | None = None
 
 
+class _HasTimings(msgspec.Struct):
+    timings: _Timings
+
+
 _DECODER: Final = msgspec.json.Decoder(_HasUsage)
+_TIMINGS: Final = msgspec.json.Decoder(_HasTimings)
 
 
 def _usage(text: bytes) -> Usage | None:
@@ -42,9 +56,22 @@ def _usage(text: bytes) -> Usage | None:
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if usage is None:
-        return None
+        return _timings(text)
     details = usage.prompt_tokens_details
+    if details is None and (told := _timings(text)) is not None:
+        return Usage(usage.prompt_tokens, usage.completion_tokens, told.cached_tokens)
     return Usage(usage.prompt_tokens, usage.completion_tokens, details.cached_tokens if details else None)
+
+
+def _timings(text: bytes) -> Usage | None:
+    """The same of an engine that tells it there, asked for usage or not."""
+    if b'"timings"' not in text:
+        return None
+    try:
+        timings = _TIMINGS.decode(text).timings
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return Usage(timings.cache_n + timings.prompt_n, timings.predicted_n, timings.cache_n)
 
 
 def read_answer(text: bytes) -> tuple[Usage | None, str | None]:
@@ -69,6 +96,9 @@ class ChatStream(StreamObserver):
         if b'"usage"' in data and _USAGE.search(data):
             for line in data_lines(data, b'"usage"'):
                 self.usage = _usage(line) or self.usage
+        elif b'"timings"' in data:
+            for line in data_lines(data, b'"timings"'):
+                self.usage = _timings(line) or self.usage
 
 
 class OtherStream(ChatStream):

@@ -56,7 +56,8 @@ class Encoder(Protocol):
         route).
 
         A plain value when the work is small enough for the event loop, else an awaitable that does it in a worker
-        thread. Never raises for any JSON value: what cannot be encoded is None.
+        thread, or asks for it. Never raises for any JSON value: what cannot be encoded is None. May raise where
+        somebody else has to be asked: TimeoutError where there was no answer in time.
         """
         ...
 

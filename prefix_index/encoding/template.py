@@ -1,4 +1,4 @@
-"""Chat templates as Hugging Face `transformers` runs them, within limits.
+"""Chat templates as Hugging Face `transformers` runs them (5.24, `utils/chat_template_utils.py`), within limits.
 
 The template comes from the operator, the messages from a client. Invariant: rendering ends in text or in None; time
 is checked while output comes and output is bounded by the size of the input.
@@ -15,27 +15,32 @@ from typing import TYPE_CHECKING, Any, Final
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
+from jinja2 import nodes
+
+from prefix_index.encoding.template_form import iterates_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from jinja2.nodes import Node
     from jinja2.parser import Parser
 
 _OUTPUT_PER_INPUT: Final = 8
 _OUTPUT_SPARE_CHARS: Final = 64 * 1024
 _OUTPUT_MOST_CHARS: Final = 32 * 1024 * 1024
 _PIECES_AT_ONCE: Final = 8
+_OPEN_END: Final = "WARMROUTE_OPEN_END "
+"""Stands where a message goes on that is to be continued. The space tells whether the template trims."""
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks what a model wrote, for training: here its body is rendered as it is."""
+    """`{% generation %}` marks what a model wrote, for training: here its body is rendered as it is. What is set in it
+    ends with it."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and type are Jinja's
 
-    def parse(self, parser: Parser) -> Node | list[Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class ChatTemplate:
@@ -62,15 +67,18 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self.wants_parts = iterates_content(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ValueError(f"the chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens or {})
         self._time_limit_s = time_limit_s
         self._monotonic_s = monotonic_s
-        self.wants_parts = _iterates_content(source)
+        self.knows_developer = '"developer"' in source or "'developer'" in source
 
     wants_parts: bool
     """Whether it loops over the parts of a content; otherwise it gets text."""
+    knows_developer: bool
+    """Whether it has that role."""
 
     def render(
         self,
@@ -81,8 +89,23 @@ class ChatTemplate:
     ) -> str | None:
         """The prompt text; None where the template refuses the messages, fails, or passes a limit.
 
-        `input_bytes`: size of the request, which the output is measured against.
+        `arguments` go before the special tokens of the same name; `continue_final_message` leaves the last message
+        open. `input_bytes`: size of the request, which the output is measured against.
         """
+        if not arguments.get("continue_final_message"):
+            return self._render(messages, tools, arguments, input_bytes)
+        if arguments.get("add_generation_prompt", True) or (opened := _opened(messages[-1])) is None:
+            return None
+        text = self._render([*messages[:-1], opened], tools, arguments, input_bytes)
+        return None if text is None else _up_to_open_end(text)
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        arguments: Mapping[str, Any],
+        input_bytes: int,
+    ) -> str | None:
         most = min(_OUTPUT_PER_INPUT * input_bytes + _OUTPUT_SPARE_CHARS, _OUTPUT_MOST_CHARS)
         values = {"documents": None, "add_generation_prompt": True, **self._special_tokens, **arguments}
         deadline = self._monotonic_s() + self._time_limit_s
@@ -100,11 +123,23 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _iterates_content(source: str) -> bool:
-    squeezed = "".join(source.split()).replace("'", '"')
-    return any(
-        f"in{name}{access}" in squeezed for name in ("message", "m", "msg") for access in ('["content"]', ".content")
-    )
+def _opened(message: dict[str, Any]) -> dict[str, Any] | None:
+    """With a mark behind its text; None where it has none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _OPEN_END}
+    if not isinstance(content, list) or not content:
+        return None
+    *before, last = content
+    return {**message, "content": [*before, {**last, "text": last["text"] + _OPEN_END}]}
+
+
+def _up_to_open_end(text: str) -> str | None:
+    """What the template writes behind the open message is left out."""
+    at = text.rfind(_OPEN_END.strip())
+    if at < 0:
+        return None
+    return text[:at] if text.startswith(_OPEN_END, at) else text[:at].rstrip()
 
 
 def _to_json(

@@ -22,7 +22,7 @@ from tests.bench.cpu import resident_mib
 from tests.bench.mock import CHUNKS, GAP_S
 from tests.bench.report import Measured, Row, micro_table, peer_rows, peer_table
 
-MICRO = ("decision", "encoding", "index", "engine", "streams")
+MICRO = ("decision", "encoding", "index", "events", "engine", "streams", "feeds")
 BUILD = Path("build")
 _WARM_UP_SEED = 7_000_000
 _DIRECT = "direct"

@@ -44,7 +44,12 @@ def with_image(path: str, stream: bool) -> bytes:
 async def test_o26_twelve_megabytes_pass_by_default(path: str, stream: bool) -> None:
     body = with_image(path, stream)
     assert len(body) > 12_000_000
-    async with ScriptedUpstream() as upstream, running_gateway([upstream.url]) as gw, gw.client() as client:
+    telemetry = {"ask_usage": False}  # else a stream's body gets one member more
+    async with (
+        ScriptedUpstream() as upstream,
+        running_gateway([upstream.url], telemetry=telemetry) as gw,
+        gw.client() as client,
+    ):
         response = await client.ask(body, path=path)
         assert response.status == 200
         await response.read()

@@ -13,6 +13,7 @@ import pytest
 from backends.addresses import Address
 from backends.backend import BackendSpec
 from backends.discovery.protocol import EmptyAnswer, Found
+from backends.engines import EngineName
 from backends.prober import ProbePolicy, Prober
 from backends.upstream import Endpoint
 from gateway.config import default_config
@@ -138,7 +139,7 @@ async def test_what_is_found_becomes_a_backend() -> None:
         assert r.names == ["pool-a"], "only what is ready"
         spec = r.get("pool-a").spec
         assert spec.endpoint == Endpoint("10.0.0.1", 8000, None, "Bearer pool-key")
-        assert (spec.models, spec.has_metrics) == (("llama",), False)
+        assert (spec.models, spec.engine) == (("llama",), EngineName.OPENAI)
         assert (spec.prefill_s_per_token, spec.prefill_s_per_token2) == (1e-5, 1e-9)
         source.report((found("a"), found("b", models=("own",))))
         assert r.names == ["pool-a", "pool-b"]

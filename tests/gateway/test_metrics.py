@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.diagnosis import Cause
 from gateway.instruments import CounterFamily, Histogram
 from gateway.metrics import CONTENT_TYPE, ERROR_KINDS, MAX_MODELS, NO_BACKEND, Metrics
 from gateway.readings import BackendReading, Reading
@@ -62,6 +63,9 @@ def test_every_metric_has_its_name_type_and_help(metrics: Metrics) -> None:
         "discovery_errors": "counter",
         "index_evicted": "counter",
         "index_trust": "gauge",
+        "index_suspect": "gauge",
+        "index_drops": "counter",
+        "cached_tokens_bias": "gauge",
         "sessions": "gauge",
         "connections": "gauge",
         "connections_closed": "counter",
@@ -75,6 +79,9 @@ def test_every_metric_has_its_name_type_and_help(metrics: Metrics) -> None:
         "tenant_inflight": "gauge",
         "jwks_failures": "counter",
         "config_info": "gauge",
+        "kv_events": "counter",
+        "kv_event_gaps": "counter",
+        "kv_replays": "counter",
     }
     assert all(family.documentation for family in families.values())
     assert all(name.startswith("warmroute_") for name in families)
@@ -167,7 +174,7 @@ def test_all_kinds_of_decisions_are_there_from_the_start(metrics: Metrics) -> No
 def test_gauges_are_read_at_the_scrape(metrics: Metrics) -> None:
     reading = Reading(
         backends=[
-            BackendReading("a", True, 3, 512.0, Trust.ESTIMATED),
+            BackendReading("a", True, 3, 512.0, Trust.ESTIMATED, bias=0.5, suspect=Cause.COLD_RESTART),
             BackendReading("b", False, 0, 0.0, Trust.BLIND),
         ],
         sessions=5,
@@ -191,6 +198,10 @@ def test_gauges_are_read_at_the_scrape(metrics: Metrics) -> None:
 
     assert (gauge("backend_up", backend="a"), gauge("backend_up", backend="b")) == (1, 0)
     assert gauge("inflight", backend="a") == 3
+    assert [gauge("cached_tokens_bias", backend=name) for name in "ab"] == [0.5, 1]
+    for cause in Cause:
+        assert gauge("index_suspect", backend="a", cause=cause.value) == (cause is Cause.COLD_RESTART)
+        assert gauge("index_suspect", backend="b", cause=cause.value) == 0
     assert gauge("pending_uncached_tokens", backend="a") == 512
     assert [gauge("index_trust", backend="a", state=s.value) for s in Trust] == [0, 1, 0]
     assert [gauge("index_trust", backend="b", state=s.value) for s in Trust] == [0, 0, 1]

@@ -180,3 +180,24 @@ def test_a_shorter_bound() -> None:
 def test_lines_with_a_mark() -> None:
     events = b"event: x\r\ndata: 1 z\r\n\r\ndata:2 z\n\ndata: b\n\n: data: z\nid: z\n"
     assert list(data_lines(events, b"z")) == [b" 1 z", b"2 z"]
+
+
+TIMINGS = {"cache_n": 30, "prompt_n": 12, "predicted_n": 5}
+
+
+@pytest.mark.parametrize("usage", [{}, {"usage": None}])
+def test_timings_tell_what_usage_does_not(usage: dict[str, Any]) -> None:
+    """llama.cpp has them in the last chunk, asked for usage or not."""
+    stream = sse(PLAIN, {"choices": [{"index": 0, "delta": {}}], **usage, "timings": TIMINGS}, b"[DONE]")
+    for cut in range(len(stream)):
+        assert observed(stream[:cut], stream[cut:]).usage == (42, 5, 30), cut
+    assert whole({"choices": [], **usage, "timings": TIMINGS}).usage == (42, 5, 30)
+
+
+def test_usage_goes_before_timings() -> None:
+    own = {"usage": {"prompt_tokens": 100, "completion_tokens": 7}, "timings": TIMINGS}
+    assert whole(own).usage == (100, 7, 30), "older builds have the cached ones in timings alone"
+    assert whole({**own, "usage": USAGE}).usage == (100, 7, 64)
+    for odd in (None, 5, {}, {"cache_n": "1", "prompt_n": 1}):
+        assert whole({"timings": odd}).usage is None
+        assert whole({"usage": USAGE, "timings": odd}).usage == (100, 7, 64)

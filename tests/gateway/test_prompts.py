@@ -79,6 +79,52 @@ def test_odd_systems_stay_as_they_are(system: Any) -> None:
     assert decoded(messages({"system": system, "messages": [USER]})) == [{"role": "system", "content": system}, USER]
 
 
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True, "a": 1}},
+            {"enable_thinking": True, "a": 1, "reasoning_effort": "none"},
+        ),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high", "enable_thinking": 1}},
+            {"reasoning_effort": "low", "enable_thinking": 1},
+        ),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
+        ({"continue_final_message": True, "chat_template_kwargs": None}, {"continue_final_message": True}),
+        ({"documents": [{"title": "t"}], "chat_template_kwargs": [1]}, {"documents": [{"title": "t"}]}),
+    ],
+)
+def test_fields_that_a_template_sees_are_among_its_arguments(fields: dict[str, Any], seen: dict[str, Any]) -> None:
+    found = chat_prompt(parse_body(json.dumps({"messages": [USER], **fields}).encode())).template_arguments
+    assert found is not None
+    assert json.loads(found) == seen
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none"),
+        ({"output_config": {"effort": "high"}}, "high"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, None),
+        ({"thinking": "odd", "output_config": [1]}, None),
+    ],
+)
+def test_how_hard_to_think_is_an_argument_of_the_template(fields: dict[str, Any], effort: str | None) -> None:
+    prompt = messages_prompt(parse_body(json.dumps({"messages": [USER], **fields}).encode()))
+    seen = None if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    assert (None if prompt.template_arguments is None else json.loads(prompt.template_arguments)) == seen
+
+
+def test_responses_say_it_their_own_way() -> None:
+    prompt = responses_prompt(parse_body(b'{"input": "hi", "reasoning": {"effort": "low"}}'))
+    assert prompt is not None
+    assert json.loads(prompt.template_arguments or b"") == {"reasoning_effort": "low", "enable_thinking": True}
+
+
 def test_no_messages_are_no_prompt() -> None:
     assert messages({"system": "s"}).messages is None
     assert decoded(messages_prompt(parse_body(b'{"system": "s", "messages": [ \n ]}'))) == [

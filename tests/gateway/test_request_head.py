@@ -114,3 +114,12 @@ def test_forwarded_headers_are_believed_of_trusted_peers_only() -> None:
     assert b"10.1.1.1" in reader.read(headers).lines
     access.apply(access_settings(default_config()))
     assert reader.read(headers).lines == b""
+
+
+@pytest.mark.parametrize("value", [b"gzip, br", b"", b"a\rb"])
+def test_the_same_lines_for_an_answer_that_must_be_readable(value: bytes) -> None:
+    headers = [(b"accept", b"*/*"), (b"accept-encoding", value), (b"x-accept-encoding", b"kept"), (b"b", b"c")]
+    head = read_request_head(headers, make())
+    assert head.lines.count(b"accept-encoding: ") == 2
+    assert head.uncoded_lines == b"accept: */*\r\nx-accept-encoding: kept\r\nb: c\r\n"
+    assert read_request_head(HEADERS, make()).uncoded_lines is None

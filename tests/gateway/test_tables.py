@@ -72,6 +72,14 @@ def test_status_table_says_when_it_is_not_ready(ready: bool, draining: bool, wor
     assert f": {word}, " in written(status_table, {**STATUS, "ready": ready, "draining": draining})[0]
 
 
+def test_status_table_names_what_is_suspected() -> None:
+    suspect = {"cause": "cold_restart", "since_s": 12.3, "detail": "8 of 10 found nothing"}
+    one, two = STATUS["backends"]
+    shown = written(status_table, {**STATUS, "backends": [{**one, "suspect": suspect}, {**two, "suspect": None}]})
+    assert shown[4] == "gpu-1 suspect: cold_restart, for 12 s: 8 of 10 found nothing"
+    assert len(shown) == 6
+
+
 def test_status_table_tells_of_a_refused_config_and_of_discovery_first() -> None:
     reload = {"problems": ["w.yaml:3:10: backends[0].url: no"], "restart_needed": ["store.url", "listen.port"]}
     source = {"name": "pool", "kind": "dns", "found": 3, "ready": 2, "answer_age_s": 4.2, "refused": {"x": "why"}}

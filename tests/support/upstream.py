@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -107,6 +108,10 @@ class ScriptedUpstream:
     models: tuple[str, ...] = ("m",)
     metrics: str = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nprocess_start_time_seconds 1000\n"
     health_status: int = 200
+    owner: str | None = None
+    """`owned_by` in the model list."""
+    pages: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Status and body by path, before all that a GET gets otherwise."""
     tls: ssl.SSLContext | None = None
     port: int = 0
     requests: list[Served] = field(default_factory=list)
@@ -117,6 +122,8 @@ class ScriptedUpstream:
     """Exchanges that ended by the gateway closing its socket, as seen by `until_closed`."""
     probes: int = 0
     health_probes: int = 0
+    asked: Counter[str] = field(default_factory=Counter)
+    """GETs by path."""
 
     def __post_init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -213,11 +220,17 @@ class ScriptedUpstream:
 
     async def _probe(self, served: Served) -> None:
         self.probes += 1
-        if served.target == "/health":
+        self.asked[served.target] += 1
+        if served.target in self.pages:
+            status, body = self.pages[served.target]
+            await served.respond(body, status)
+        elif served.target == "/health":
             self.health_probes += 1
             await served.respond({}, self.health_status)
         elif served.target == "/v1/models":
-            await served.respond({"object": "list", "data": [{"id": m, "object": "model"} for m in self.models]})
+            owned = {} if self.owner is None else {"owned_by": self.owner}
+            cards = [{"id": m, "object": "model", **owned} for m in self.models]
+            await served.respond({"object": "list", "data": cards})
         elif served.target == "/metrics":
             await served.respond(self.metrics.encode())
         else:

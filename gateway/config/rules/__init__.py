@@ -11,7 +11,8 @@ from gateway.config.problems import Finding
 from gateway.config.root import Config
 from gateway.config.rules.access import auth, lasting_salts, shared_keys, tenants
 from gateway.config.rules.discovery import discovery
-from gateway.config.rules.fleet import backends, models, some_backend
+from gateway.config.rules.fleet import backends, chat_templates, models, some_backend
+from gateway.config.rules.kv_events import kv_events
 from gateway.config.rules.listeners import admin, listen, paths, ports
 from gateway.config.rules.routes import models_in_routes, policies, routes
 from gateway.config.rules.tree import Rule, Tree, one_of_two, section
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from gateway.config.problems import Location
 
-__all__ = ["RULES", "Rule", "no_interpolation", "shared_keys", "some_backend"]
+__all__ = ["RULES", "Rule", "chat_templates", "no_interpolation", "shared_keys", "some_backend"]
 
 _INTERPOLATED: Final = frozenset(interpolated(Config))
 
@@ -65,6 +66,7 @@ RULES: Final[tuple[Rule, ...]] = (
     models,
     backends,
     discovery,
+    kv_events,
     routes,
     models_in_routes,
     policies,

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from gateway.config.problems import Finding
 from gateway.config.rules.tree import entries, given, one_of_two, texts, unique_names
+from prefix_index.encoding.template_files import template_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gateway.config.fields import Surroundings
     from gateway.config.problems import Location
     from gateway.config.rules.tree import Tree
+
+
+_ENCODINGS: Final = frozenset({"bytes", "tokens", "engine"})
+_KNOBS_OF: Final = {
+    "tokenizer": frozenset({"tokens"}),
+    "chat_template": frozenset({"tokens"}),
+    "block_size": frozenset({"tokens", "engine"}),
+    "encode_timeout_ms": frozenset({"engine"}),
+}
+"""The encodings that a knob is for."""
+_BESIDE: Final = "it stands beside the tokenizer"
 
 
 def models(tree: Tree) -> Iterator[Finding]:
@@ -32,17 +46,34 @@ def models(tree: Tree) -> Iterator[Finding]:
 
 def _encoding(location: Location, entry: Tree) -> Iterator[Finding]:
     encoding = entry.get("encoding", "bytes")
-    if encoding == "bytes":
-        for key in ("tokenizer", "chat_template", "block_size"):
-            if given(entry, key):
-                message = "has no effect with encoding: bytes"
-                yield Finding((*location, key), message, "remove it, or write encoding: tokens", on_key=True)
-    if encoding == "tokens":
-        if not given(entry, "tokenizer"):
-            yield Finding((*location, "encoding"), "encoding: tokens needs a tokenizer", "add tokenizer: FILE")
-        if not given(entry, "chat_template"):
-            message = "without chat_template chats are routed by load alone"
-            yield Finding((*location, "encoding"), message, "add chat_template: FILE", warning=True)
+    for key, wanted in _KNOBS_OF.items():
+        if given(entry, key) and isinstance(encoding, str) and encoding in _ENCODINGS - wanted:
+            message = f"has no effect with encoding: {encoding}"
+            hint = f"remove it, or write encoding: {' or '.join(sorted(wanted, reverse=True))}"
+            yield Finding((*location, key), message, hint, on_key=True)
+    if encoding == "tokens" and not given(entry, "tokenizer"):
+        yield Finding((*location, "encoding"), "encoding: tokens needs a tokenizer", "add tokenizer: FILE")
+
+
+def chat_templates(tree: Tree, surroundings: Surroundings) -> Iterator[Finding]:
+    """What is read beside a tokenizer is good, and there is a template."""
+    for location, entry in entries(tree, "models"):
+        tokenizer = entry.get("tokenizer")
+        if entry.get("encoding") != "tokens" or not isinstance(tokenizer, str | Path) or "\0" in str(tokenizer):
+            continue
+        if given(entry, "chat_template"):
+            continue
+        try:
+            found = template_sources(surroundings.base / tokenizer).default is not None
+        except OSError as error:
+            name = Path(str(error.filename)).name
+            yield Finding((*location, "tokenizer"), f"{name} cannot be read: {error.strerror}", _BESIDE)
+        except ValueError as error:
+            yield Finding((*location, "tokenizer"), str(error), _BESIDE)
+        else:
+            if not found:
+                message = "without a chat template chats are routed by load alone"
+                yield Finding((*location, "encoding"), message, "add chat_template: FILE", warning=True)
 
 
 def known_models(tree: Tree) -> Iterator[str]:

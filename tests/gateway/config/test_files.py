@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import trustme
@@ -15,9 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from gateway.config import ConfigErrors, load, loads
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from prefix_index.encoding.template_files import beside
 
 BACKENDS = "backends: [{name: a, url: 'http://h:1'}]\n"
 
@@ -148,7 +146,7 @@ discovery:
     assert config.source == path
     assert set(names[1:]) == {
         "one.pem", "one.key", "ca.pem", "token", "jwks", "keys", "secret", "t.json", "chat.jinja", "key", "other.pem",
-        "kubeconfig", "pool-key",
+        "kubeconfig", "pool-key", *(file.name for file in beside(Path("t.json"))),
     }  # fmt: skip
     assert len(set(config.files)) == len(names)
     assert all(file.is_absolute() for file in config.files)
@@ -173,3 +171,30 @@ def test_what_is_no_path(name: str, tmp_path: Path) -> None:
     yaml_name = name.replace("'\\0'", '"\\0"')
     (problem,) = problems(f"{BACKENDS}store: {{secret_file: {yaml_name}}}", tmp_path)
     assert "store.secret_file: must be the path of a file" in problem
+
+
+TOKENS = BACKENDS + "models: [{name: m, encoding: tokens, tokenizer: tokenizer.json}]\n"
+
+
+def test_what_is_read_beside_a_tokenizer_is_noted_there_or_not(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    (tmp_path / "config.yaml").write_text(TOKENS)
+    config = load(tmp_path / "config.yaml", {})
+    assert {path.name for path in config.files} >= {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+    assert config.warnings == ()
+
+
+def test_a_tokenizer_without_a_template_beside_it_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (warning,) = map(str, loads(TOKENS, "f", base=tmp_path).warnings)
+    assert warning.startswith("f:2:30: models[0].encoding: without a chat template chats are routed by load alone")
+
+
+@pytest.mark.parametrize("content", ["no json", "[]", '{"chat_template": 5}', '{"chat_template": []}'])
+def test_what_is_beside_a_tokenizer_is_good(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text(content)
+    (problem,) = problems(TOKENS, tmp_path)
+    assert problem.startswith("f:2:49: models[0].tokenizer: ")
+    assert "tokenizer_config.json" in problem

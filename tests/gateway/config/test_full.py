@@ -58,7 +58,7 @@ def test_full_yaml_works_with_any_commented_block_uncommented(tmp_path: Path) ->
     lines = FULL.splitlines()
     found = dict(blocks(lines))
     assert [lines[start].strip() for start in found] == [
-        "# tls:", "# tls:", "# jwt:", "# tenants:", "# discovery:",
+        "# tls:", "# tls:", "# jwt:", "# tenants:", "# kv_events:", "# discovery:",
     ]  # fmt: skip
     for start, end in found.items():
         text = [uncommented(line) if start <= k < end else line for k, line in enumerate(lines)]

@@ -66,17 +66,68 @@ def test_a_template_that_does_not_compile_is_a_value_error() -> None:
         ChatTemplate("{% for %}")
 
 
+def test_what_is_set_in_a_generation_block_ends_with_it() -> None:
+    source = "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}"
+    assert render(source) == "21"
+
+
 @pytest.mark.parametrize(
-    ("source", "wants_parts"),
+    ("options", "written"),
     [
-        ("{% for part in message['content'] %}", True),
-        ("{%- for part in message.content -%}", True),
-        ("{{ message.content }}", False),
+        ("", '{"b": "<é>", "a": [1.0, null]}'),
+        ("ensure_ascii=True", '{"b": "<\\u00e9>", "a": [1.0, null]}'),
+        ("sort_keys=True", '{"a": [1.0, null], "b": "<é>"}'),
+        ("separators=(',', ':')", '{"b":"<é>","a":[1.0,null]}'),
+        ("indent=2, separators=(',', ': ')", '{\n  "b": "<é>",\n  "a": [\n    1.0,\n    null\n  ]\n}'),
     ],
 )
-def test_templates_that_loop_over_parts_are_recognised(source: str, wants_parts: bool) -> None:
-    closed = source if "for" not in source else source + "{% endfor %}"
-    assert ChatTemplate(closed).wants_parts == wants_parts
+def test_json_is_written_as_python_does(options: str, written: str) -> None:
+    assert render("{{ {'b': '<é>', 'a': [1.0, none]} | tojson(" + options + ") }}") == written
+
+
+def test_arguments_go_before_special_tokens_and_defaults() -> None:
+    template = ChatTemplate(
+        "{{ bos_token }}|{{ add_generation_prompt }}|{{ documents | length }}", {"bos_token": "<s>"}
+    )
+    arguments = {"bos_token": "[s]", "add_generation_prompt": False, "documents": [{"title": "a"}]}
+    assert template.render(MESSAGES, None, arguments, 1000) == "[s]|False|1"
+
+
+OPEN = {"continue_final_message": True, "add_generation_prompt": False}
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ CONTENT }}<end>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "ends"),
+    [("m.content", "<assistant>It is  "), ("m.content | trim", "<assistant>It is")],
+)
+def test_a_last_message_that_is_to_be_continued_stays_open(content: str, ends: str) -> None:
+    template = ChatTemplate(TURNS.replace("CONTENT", content))
+    messages = [*MESSAGES, {"role": "assistant", "content": "It is  "}]
+    text = template.render(messages, None, OPEN, 1000)
+    assert text == "<user>hello <b> é<end>" + ends
+    assert messages[-1]["content"] == "It is  "
+
+
+def test_a_last_message_in_parts_stays_open_too() -> None:
+    template = ChatTemplate("{% for m in messages %}{% for p in m.content %}{{ p.text }};{% endfor %}{% endfor %}")
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert template.render([{"role": "assistant", "content": parts}], None, OPEN, 1000) == "a;b"
+    assert template.render([{"role": "assistant", "content": []}], None, OPEN, 1000) is None
+
+
+def test_what_cannot_be_continued_has_no_text() -> None:
+    template = ChatTemplate(TURNS.replace("CONTENT", "'fixed'"))
+    assert template.render(MESSAGES, None, OPEN, 1000) is None
+    plain = ChatTemplate(TURNS.replace("CONTENT", "m.content"))
+    assert plain.render(MESSAGES, None, {"continue_final_message": True}, 1000) is None, "and begin an answer as well"
+
+
+@pytest.mark.parametrize(
+    ("source", "knows"), [("{{ 'developer' }}", True), ('{{ "developer" }}', True), ("{{ developer }}", False)]
+)
+def test_templates_that_have_the_role_of_developers(source: str, knows: bool) -> None:
+    assert ChatTemplate(source).knows_developer is knows
 
 
 def test_messages_are_prepared_as_engines_do() -> None:

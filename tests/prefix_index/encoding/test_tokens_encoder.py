@@ -325,3 +325,44 @@ async def test_a_completion_names_the_prompt_before_it(new_encoder: Callable[...
         assert branch is not None
         assert len({0, first.prompt_id, second.prompt_id, branch.prompt_id}) == 4
         assert (first.resumed_id, second.resumed_id, branch.resumed_id) == (0, first.prompt_id, 0)
+
+
+async def test_ids_are_those_that_the_keys_are_made_of(
+    new_encoder: Callable[..., TokensEncoder], vocabulary_with_bos: str
+) -> None:
+    encoder = new_encoder(text=vocabulary_with_bos)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    calling = [*conversation(3), {"role": "assistant", "tool_calls": [call]}]
+    prompts = [chat(conversation(5)), chat(calling, tools), completion("some text " * 40), completion([*range(40)])]
+    for prompt in [*prompts, completion("lone \ud83d " * 40)]:
+        encoded = await encode(encoder, prompt)
+        ids = encoder.ids(prompt)
+        assert encoded is not None
+        assert ids is not None
+        assert encoded.keys == extend(root_state(b"secret", NAMESPACE, 16), ids, 64)[0] != b""
+        assert encoded.units == len(ids) // 4
+    for odd in (Prompt(None, None), completion(""), chat([])):
+        assert encoder.ids(odd) is None
+    assert encoder.chats
+    without = new_encoder(None)
+    assert without.ids(prompts[0]) is None
+    assert not without.chats
+
+
+async def test_chats_with_tools_may_have_a_template_of_their_own(new_encoder: Callable[..., TokensEncoder]) -> None:
+    encoder = new_encoder(
+        "plain {{ messages[0].content }}", tool_template=ChatTemplate("tools {{ tools[0].function.name }}")
+    )
+    reference = new_encoder(None)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    messages = [{"role": "user", "content": "a"}]
+    assert encoder.ids(chat(messages)) == reference.ids(completion("plain a"))
+    assert encoder.ids(chat(messages, [])) == reference.ids(completion("plain a"))
+    assert encoder.ids(chat(messages, tools)) == reference.ids(completion("tools f"))
+
+
+async def test_developers_and_parts_are_as_the_template_wants_them(new_encoder: Callable[..., TokensEncoder]) -> None:
+    encoder = new_encoder("{% for m in messages %}{{ m.role }} {{ m.content }};{% endfor %}")
+    sent = [{"role": "user", "content": "a"}, {"role": "developer", "content": [{"type": "text", "text": "b"}]}]
+    assert encoder.ids(chat(sent)) == new_encoder(None).ids(completion("system b;user a;"))

@@ -41,10 +41,31 @@ def test_model_names_and_aliases_clash() -> None:
     ]
 
 
-def test_tokens_need_a_tokenizer_and_bytes_take_none() -> None:
+def test_tokens_need_a_tokenizer() -> None:
     assert "needs a tokenizer" in problems("models: [{name: m, encoding: tokens}]")[0]
-    (problem,) = problems("models: [{name: m, block_size: 32}]")
-    assert "models[0].block_size: has no effect with encoding: bytes" in problem
+
+
+@pytest.mark.parametrize(
+    ("encoding", "knob", "hint"),
+    [
+        ("bytes", "block_size: 32", "write encoding: tokens or engine"),
+        ("bytes", "encode_timeout_ms: 100", "write encoding: engine"),
+        ("tokens, tokenizer: /dev/null", "encode_timeout_ms: 100", "write encoding: engine"),
+        ("engine", "tokenizer: /dev/null", "write encoding: tokens"),
+        ("engine", "chat_template: /dev/null", "write encoding: tokens"),
+    ],
+)
+def test_knobs_of_another_encoding_have_no_effect(encoding: str, knob: str, hint: str) -> None:
+    found = problems(f"models: [{{name: m, encoding: {encoding}, {knob}}}]")
+    place, kind = knob.split(":")[0], encoding.split(",")[0]
+    assert any(f"models[0].{place}: has no effect with encoding: {kind}" in one and hint in one for one in found)
+
+
+def test_tokens_that_a_backend_gives_need_no_files() -> None:
+    config = loads(BACKENDS + "models: [{name: m, encoding: engine, block_size: 32, encode_timeout_ms: 80}]", "f")
+    assert (config.models[0].encoding, config.models[0].encode_timeout_ms) == ("engine", 80)
+    assert "models[0].encode_timeout_ms" in problems("models: [{name: m, encoding: engine, encode_timeout_ms: 0}]")[0]
+    assert "models[0].encoding" in problems("models: [{name: m, encoding: [engine], block_size: 1}]")[0]
 
 
 @pytest.mark.parametrize(
