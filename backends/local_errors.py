@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import errno
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _LOCAL: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
 """No file descriptor, no memory for a socket, no free port to connect from."""
 
 
-def is_local(error: BaseException | None) -> bool:
-    """Also where a library has wrapped it."""
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that led to it; libraries wrap the system's own one several times."""
     seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, BaseExceptionGroup) and any(is_local(inner) for inner in error.exceptions):
-            return True
-        if isinstance(error, OSError) and error.errno in _LOCAL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    todo: list[BaseException | None] = [error]
+    while todo:
+        one = todo.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        todo += (one.__cause__, one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            todo += one.exceptions
+
+
+def is_local(error: BaseException) -> bool:
+    """Also where a library has wrapped it."""
+    return any(isinstance(cause, OSError) and cause.errno in _LOCAL for cause in causes(error))

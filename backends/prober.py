@@ -21,10 +21,10 @@ import httpx2
 from backends.engines import ENGINES, Page
 from backends.engines.reader import EngineReader
 from backends.health import State
-from backends.local_errors import is_local
+from backends.local_errors import causes, is_local
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from backends.backend import Backend
     from backends.registry import Registry
@@ -164,7 +164,7 @@ class Prober:
             self._on_change(backend)
 
     def _failed(self, backend: Backend, error: Exception) -> None:
-        if any(is_local(cause) for cause in _causes(error)):
+        if is_local(error):
             return  # nothing was asked, so nothing is known of it (O63)
         refused = _refused(error)
         grace_s = self._policy.interval_s * 2
@@ -237,21 +237,6 @@ async def _pause(early: asyncio.Event, seconds: float) -> bool:
     return True
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and all that led to it; libraries wrap the system's own one several times."""
-    seen: set[int] = set()
-    todo: list[BaseException | None] = [error]
-    while todo:
-        one = todo.pop()
-        if one is None or id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        todo += (one.__cause__, one.__context__)
-        if isinstance(one, BaseExceptionGroup):
-            todo += one.exceptions
-
-
 def _refused(error: Exception) -> bool:
     """The backend's own side said no: nobody listens, or its certificate is not to be trusted. A name that is not
     found, or a network that is away, may be on ours."""
@@ -259,5 +244,5 @@ def _refused(error: Exception) -> bool:
         return False
     return not any(
         isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno == errno.ENETUNREACH)
-        for cause in _causes(error)
+        for cause in causes(error)
     )

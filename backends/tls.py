@@ -20,10 +20,11 @@ def client_context(
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if cert_file is not None:
-        context.load_cert_chain(cert_file, key_file, password=_no_password)
+        context.load_cert_chain(cert_file, key_file, password=no_password)
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _no_password() -> str:
-    raise ValueError("the private key has a password")  # else OpenSSL would ask the terminal
+def no_password() -> str:
+    """In place of OpenSSL's question at the terminal. Raises ValueError."""
+    raise ValueError("the private key has a password")

@@ -120,9 +120,9 @@ def admin_app(gateway: Gateway) -> Starlette:
         caller = _asked_for(request)
         if caller is None:
             return error_response(400, "unknown_tenant", "say whose request it is, by tenant=NAME of a tenant there is")
+        if (wrong := _not_json(request)) is not None:
+            return wrong
         try:
-            content_type = request.headers.get("content-type", "")
-            check_content_type(content_type.encode("latin-1"))
             body = await request.body()
             gateway.limits.check_body_size(len(body))
             headers = [(name.lower(), value) for name, value in request.scope["headers"]]

@@ -77,13 +77,10 @@ def response_id(path: bytes) -> str | None:
 
 
 class Endpoints:
-    """`passed`: further paths of the config, a `*` at the end takes all below."""
+    """`passed`: further paths of the config, a `*` at the end takes all below. Never changes: connections remember what
+    it said, and ask anew when there is another one."""
 
     def __init__(self, passed: Iterable[str] = ()) -> None:
-        self.apply(passed)
-
-    def apply(self, passed: Iterable[str]) -> None:
-        """From now on these paths of the config."""
         paths = [path.encode() for path in passed]
         self._exact = frozenset(path for path in paths if not path.endswith(b"*"))
         self._below = tuple(path[:-1] for path in paths if path.endswith(b"*"))

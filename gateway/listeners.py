@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import uvicorn
 
+from backends.tls import no_password
 from vocabulary.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,17 +54,13 @@ def server_context(tls: Tls, knob: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(["http/1.1"])
     try:
-        context.load_cert_chain(tls.cert_file, tls.key_file, password=_no_password)
+        context.load_cert_chain(tls.cert_file, tls.key_file, password=no_password)
         if tls.client_ca_file is not None:
             context.load_verify_locations(tls.client_ca_file)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
         raise ConfigError(f"{knob}: the certificate files cannot be used ({type(error).__name__})") from error
     return context
-
-
-def _no_password() -> str:
-    raise ValueError("the private key has a password")  # else OpenSSL would ask the terminal
 
 
 class Server(uvicorn.Server):

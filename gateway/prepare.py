@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway import session_id
@@ -14,7 +15,7 @@ from vocabulary import BlockKeys
 from vocabulary.errors import ModelNotAllowed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
     from gateway.access.caller import Caller
     from gateway.body import Body
@@ -105,9 +106,10 @@ class Preparer:
                 encoded = model.encoder.encode(prompt, Namespace(model.name, cache_salt=salt))
             except Exception:  # a fault of the encoder costs the prediction, not the request
                 self._metrics.encode_fallback("error").value += 1
+        known = caller, rewrite, route, served_as, model, body, raw_session, len(raw_body)
         if encoded is None or isinstance(encoded, Encoded):
-            return self._prepared(caller, rewrite, route, served_as, model, body, raw_session, len(raw_body), encoded)
-        return self._prepare_later(caller, rewrite, route, served_as, model, body, raw_session, len(raw_body), encoded)
+            return self._prepared(*known, encoded)
+        return self._prepare_later(encoded, partial(self._prepared, *known))
 
     def _model(self, endpoint: Endpoint, requested: object, caller: Caller) -> tuple[str, Model]:
         """(name as requested, model). A model that the caller may not use is refused before it is known to exist."""
@@ -153,16 +155,7 @@ class Preparer:
         )
 
     async def _prepare_later(
-        self,
-        caller: Caller,
-        rewrite: Rewrite | None,
-        route: str,
-        served_as: str,
-        model: Model,
-        body: Body,
-        raw_session: bytes | None,
-        size: int,
-        encoding: Awaitable[Encoded | None],
+        self, encoding: Awaitable[Encoded | None], prepared: Callable[[Encoded | None], Prepared]
     ) -> Prepared:
         encoded = None
         try:
@@ -171,7 +164,7 @@ class Preparer:
             self._metrics.encode_fallback("timeout").value += 1
         except Exception:
             self._metrics.encode_fallback("error").value += 1
-        return self._prepared(caller, rewrite, route, served_as, model, body, raw_session, size, encoded)
+        return prepared(encoded)
 
     def _prepared(
         self,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from backends.health import State
+from gateway.endpoints import Endpoints
 from gateway.explain import explain
 from gateway.observe import Usage
 from tests.support.fleet import Fleet
@@ -418,7 +419,7 @@ def test_without_a_model_any_backend_will_do() -> None:
     with Fleet() as fleet:
         fleet.add("a", models=("m",))
         fleet.add("b", models=("n",))
-        fleet.endpoints.apply(["/v1/files"])
+        fleet.endpoints = Endpoints(["/v1/files"])
         prepared = fleet.prepare(b"", route="files")
         assert [each.backend for each in fleet.router.candidates(prepared, (), fleet.now_s)] == ["a", "b"]
         named = fleet.prepare(b'{"model": "n"}', route="files")

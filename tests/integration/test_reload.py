@@ -269,18 +269,18 @@ async def test_0_requests_fail_while_the_config_is_reloaded_under_load(change: s
         await gateway.until(lambda g: all(backend.health.reachable for backend in g.registry))
         load = Load(gateway.url, clients=8)
         await load.some()
-        await one_reload(gateway, change, a.url, b.url)
+        await one_reload(gateway, load, change, a.url, b.url)
         await load.some(200)
         await load.end()
         gateway.assert_at_rest()
 
 
-async def one_reload(gateway: RunningGateway, change: str, a: str, b: str) -> None:
+async def one_reload(gateway: RunningGateway, load: Load, change: str, a: str, b: str) -> None:
     if change == "add":
         async with ScriptedUpstream() as third:
             assert (await gateway.reload([a, b, third.url])).applied
             await gateway.until(lambda g: all(backend.health.reachable for backend in g.registry))
-            await asyncio.sleep(0.2)
+            await load.some()
             assert (await gateway.reload([a, b])).applied
             await gateway.until(lambda g: len(g.registry) == 2)
     elif change == "change":
